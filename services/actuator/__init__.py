@@ -1,0 +1,1 @@
+"""The actuator: the only service that touches memory, one task a node, never trusting an acknowledgement."""

@@ -1,0 +1,77 @@
+"""One movement budget per card: how long the card may move KV in a step, and who gets it first.
+
+Host transfers and in-card compaction disturb decoding alike, so they draw on one budget in *seconds of
+movement per step*: prefetch first (somebody waits for it), swap-out next, compaction with what is left
+(DESIGN section 5). It halves when the card's TPOT leaves its limit and recovers slowly. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+F8 = NDArray[np.float64]
+
+SCALE_LOW: Final = 1 / 64
+"""A card in trouble keeps this share of its budget: at zero, eviction could never end what causes the trouble."""
+
+RECOVERY: Final = 0.05
+"""Share of the whole budget regained per step within the limit: 20 steps (40 s) from nothing to all."""
+
+
+class Split(msgspec.Struct, frozen=True):
+    """What a card's workers may move in a step, each array in bytes as it was asked for."""
+
+    prefetch_bytes: F8
+    evict_bytes: F8
+    compact_bytes: F8
+
+
+def next_scale(scale: float, over_limit: bool) -> float:
+    """Share of the budget a card has next, SCALE_LOW to 1."""
+    return max(scale / 2, SCALE_LOW) if over_limit else min(scale + RECOVERY, 1.0)
+
+
+def next_scales(scales: F8, over_limit: NDArray[np.bool_]) -> F8:
+    """:func:`next_scale` for many cards: float64 [cards], bool [cards] -> float64 [cards]."""
+    return np.where(over_limit, np.maximum(scales / 2, SCALE_LOW), np.minimum(scales + RECOVERY, 1.0))
+
+
+def share(want: float, available: float) -> float:
+    """The part of a demand that fits, 0 to 1; 1 when nothing is wanted."""
+    return 1.0 if want <= available else max(available, 0.0) / want
+
+
+def shares(want: F8, available: F8) -> F8:
+    """:func:`share` elementwise."""
+    return np.where(want <= available, 1.0, np.maximum(available, 0.0) / np.where(want > 0, want, 1.0))
+
+
+def split(
+    cards: NDArray[np.int64],
+    budget_s: F8,
+    link_bytes_per_s: F8,
+    copy_bytes_per_s: float,
+    prefetch_want: F8,
+    evict_want: F8,
+    compact_want: F8,
+) -> Split:
+    """Deal each card's seconds out in the fixed order; workers of one kind share in proportion to their wants.
+
+    ``cards`` int64 [n] numbers each worker's card 0..c-1; ``budget_s`` float64 [c] seconds; the link's
+    rate and the wants float64 [n], bytes/s and bytes.
+    """
+    count = len(budget_s)
+    left = budget_s.astype(np.float64, copy=True)
+    granted = []
+    for want, rate in ((prefetch_want, link_bytes_per_s), (evict_want, link_bytes_per_s),
+                       (compact_want, np.full(len(cards), copy_bytes_per_s))):  # fmt: skip
+        seconds = want / rate
+        asked = np.bincount(cards, weights=seconds, minlength=count)
+        part = shares(asked, left)
+        left -= asked * part
+        granted.append(want * part[cards])
+    return Split(*granted)

@@ -1,0 +1,260 @@
+"""What an action means in bytes: absolute engine commands from a WorkerAction and the view of its card.
+
+Decision says *which* of five actions; this module says how much. The live actuator plans a card at a time
+(:func:`plan_card`), the offline replay whole fleets (:func:`plan`); both give the same commands, so a policy
+that is compared offline acts as it would live. Pure (DESIGN sections 1, 3 and 5).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.actions import Action
+from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
+from schemas.identity import STEP_S
+from schemas.metrics import COLUMN, METRICS
+from services.actuator import budget
+
+F8 = NDArray[np.float64]
+I8 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+INF: Final = float("inf")
+
+
+class EffectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of it an action moves."""
+
+    evict_idle_share: float = 0.5
+    """Share of the worker's idle KV that one evict action moves, 0 to 1: half, so that a wrong guess costs half."""
+    movement_share: float = 0.5
+    """Share of a step in which a card may move KV at all, 0 to 1; halves while TPOT is beyond its limit."""
+    copy_bytes_per_s: float = 400e9
+    """Rate of in-card copies, bytes/s: about a quarter of an A100's HBM, since each byte is read and written
+    and decoding goes on beside it."""
+    compact_limit_bytes: int = 4 << 30
+    """Most that one compact action moves, bytes."""
+    reserve_bytes: int = 0
+    """KV capacity of a shared card that no hard quota hands out, bytes; the engine's guard has a reserve of its own."""
+    default_link_bytes_per_s: float = 25e9
+    """Host link of a card that reports none, bytes/s (PCIe Gen4 x16 as measured)."""
+
+
+DEFAULTS: Final = EffectSettings()
+
+
+class WorkerView(msgspec.Struct):
+    """A worker as the actuator knows it when it plans; bytes unless the name says otherwise."""
+
+    q0_bytes: float
+    capacity_bytes: float
+    """KV capacity of the whole card."""
+    group_bytes: float
+    floor_bytes: float
+    mapped_bytes: float
+    kv_bytes: float
+    """Live and idle KV."""
+    idle_bytes: float
+    swap_allowed: bool
+    host_free_bytes: float = INF
+    link_bytes_per_s: float = 0.0
+
+
+class Command(msgspec.Struct):
+    """Absolute commands to one engine; 0 bytes = that verb is not sent."""
+
+    rho: float
+    max_running: int
+    soft_bytes: int
+    hard_bytes: int
+    evict_bytes: int = 0
+    compact_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Views:
+    """:class:`WorkerView` for n workers, each array [n]; ``cards`` int64 numbers cards 0..c-1 without gaps."""
+
+    cards: I8
+    q0_bytes: F8
+    capacity_bytes: F8
+    group_bytes: F8
+    floor_bytes: F8
+    mapped_bytes: F8
+    kv_bytes: F8
+    idle_bytes: F8
+    swap_allowed: Bool
+    host_free_bytes: F8
+    link_bytes_per_s: F8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Commands:
+    """:class:`Command` for n workers: float64 [n] factors and bytes (whole numbers), int64 [n] running cap."""
+
+    rho: F8
+    max_running: I8
+    soft_bytes: F8
+    hard_bytes: F8
+    evict_bytes: F8
+    compact_bytes: F8
+
+
+def views_of(
+    metrics: F8, cards: I8, classes: NDArray[np.uint8], limits: Mapping[ServiceClass, ClassLimits] = DEFAULT_LIMITS
+) -> Views:
+    """Views of METRICS rows: float64 [n, len(METRICS)], int64 [n] cards (any numbers), uint8 [n] classes.
+
+    An unknown group is one byte, an unknown mapping is the KV in it, an unknown host tier bounds nothing
+    (the engine itself refuses what does not fit), unknown idle KV is none: what nobody can see is not moved.
+    """
+    if metrics.ndim != 2 or metrics.shape[1] != len(METRICS):
+        raise ValueError(f"metrics of shape {metrics.shape}: expected [workers, {len(METRICS)}]")
+
+    def column(name: str, missing: float | F8) -> F8:
+        values = metrics[:, COLUMN[name]]
+        return np.where(np.isfinite(values), values, missing)
+
+    allowed = np.array([limits[one].swap_allowed for one in ServiceClass])
+    kv = column("kv_bytes", 0.0)
+    host = metrics[:, COLUMN["host_capacity_bytes"]] - metrics[:, COLUMN["host_used_bytes"]]
+    return Views(
+        cards=np.unique(cards, return_inverse=True)[1].astype(np.int64).reshape(-1),
+        q0_bytes=column("q0_bytes", 0.0),
+        capacity_bytes=column("card_kv_capacity_bytes", 0.0),
+        group_bytes=column("page_group_bytes", 1.0),
+        floor_bytes=column("floor_bytes", 0.0),
+        mapped_bytes=column("kv_mapped_bytes", kv),
+        kv_bytes=kv,
+        idle_bytes=column("kv_idle_bytes", 0.0),
+        swap_allowed=allowed[classes],
+        host_free_bytes=np.where(np.isfinite(host), np.maximum(host, 0.0), INF),
+        link_bytes_per_s=column("link_bytes_per_s", 0.0),
+    )
+
+
+def hard_quotas(views: Views, settings: EffectSettings = DEFAULTS) -> F8:
+    """Hard quota per worker, float64 [n] bytes: what the card has beyond its neighbours' max(mapped, floor)
+    and the reserve, in whole page groups; the whole capacity when alone; never below the worker's floor."""
+    held = np.maximum(views.mapped_bytes, views.floor_bytes)
+    count = int(views.cards.max(initial=-1)) + 1
+    tenants = np.bincount(views.cards, minlength=count)[views.cards]
+    neighbours = np.bincount(views.cards, weights=held, minlength=count)[views.cards] - held
+    reserve = np.where(tenants > 1, float(settings.reserve_bytes), 0.0)
+    groups = (views.capacity_bytes - neighbours - reserve) // views.group_bytes
+    least = -(-views.floor_bytes // views.group_bytes)
+    return np.maximum(groups, least) * views.group_bytes
+
+
+def plan(
+    actions: I8,
+    target_rho: F8,
+    target_max_running: I8,
+    views: Views,
+    scales: F8 | None = None,
+    settings: EffectSettings = DEFAULTS,
+) -> Commands:
+    """Commands of n workers for their actions int64 [n] and absolute targets float64 [n] and int64 [n].
+
+    ``scales`` float64 [c]: share of its movement budget each card has (``budget.next_scales``), all by default.
+    """
+    count = int(views.cards.max(initial=-1)) + 1
+    scale = np.ones(count) if scales is None else scales
+    if len(scale) != count:
+        raise ValueError(f"{len(scale)} budget scales for {count} cards")
+    evict_want = np.where(
+        (actions == Action.EVICT) & views.swap_allowed,
+        np.minimum(np.maximum(views.idle_bytes * settings.evict_idle_share, views.group_bytes), views.idle_bytes),
+        0.0,
+    )
+    asked = np.bincount(views.cards, weights=evict_want, minlength=count)[views.cards]
+    evict_want = evict_want * budget.shares(asked, views.host_free_bytes)
+    holes = views.mapped_bytes - views.kv_bytes
+    compact_want = np.where(
+        (actions == Action.COMPACT) & (holes >= views.group_bytes),
+        np.minimum(np.minimum(holes, views.kv_bytes), float(settings.compact_limit_bytes)),
+        0.0,
+    )
+    link = np.where(views.link_bytes_per_s > 0, views.link_bytes_per_s, settings.default_link_bytes_per_s)
+    granted = budget.split(
+        views.cards,
+        scale * settings.movement_share * STEP_S,
+        link,
+        settings.copy_bytes_per_s,
+        np.zeros(len(actions)),
+        evict_want,
+        compact_want,
+    )
+    return Commands(
+        rho=target_rho,
+        max_running=target_max_running,
+        soft_bytes=np.floor(target_rho * views.q0_bytes),
+        hard_bytes=hard_quotas(views, settings),
+        evict_bytes=np.floor(granted.evict_bytes),
+        compact_bytes=np.floor(granted.compact_bytes),
+    )
+
+
+def plan_card(
+    targets: Sequence[tuple[int, float, int]],
+    views: Sequence[WorkerView],
+    scale: float = 1.0,
+    settings: EffectSettings = DEFAULTS,
+) -> list[Command]:
+    """:func:`plan` for the workers of one card without arrays: ``targets`` are (action, target_rho,
+    target_max_running). For a handful of workers this costs a tenth of the vectorised form."""
+    held = 0.0
+    for view in views:
+        held += max(view.mapped_bytes, view.floor_bytes)
+    reserve = settings.reserve_bytes if len(views) > 1 else 0
+    commands = []
+    moving = False
+    for (action, rho, max_running), view in zip(targets, views, strict=True):
+        group = view.group_bytes
+        neighbours = held - max(view.mapped_bytes, view.floor_bytes)
+        groups = max((view.capacity_bytes - neighbours - reserve) // group, -(-view.floor_bytes // group))
+        commands.append(Command(rho, max_running, int(rho * view.q0_bytes), int(groups * group)))
+        moving = moving or action in (Action.EVICT, Action.COMPACT)
+    if moving:
+        _move(targets, views, commands, scale, settings)
+    return commands
+
+
+def _move(
+    targets: Sequence[tuple[int, float, int]],
+    views: Sequence[WorkerView],
+    commands: Sequence[Command],
+    scale: float,
+    settings: EffectSettings,
+) -> None:
+    evict = [
+        min(max(view.idle_bytes * settings.evict_idle_share, view.group_bytes), view.idle_bytes)
+        if action == Action.EVICT and view.swap_allowed
+        else 0.0
+        for (action, _, _), view in zip(targets, views, strict=True)
+    ]
+    asked = sum(evict)
+    evict = [want * budget.share(asked, view.host_free_bytes) for want, view in zip(evict, views, strict=True)]
+    compact = [
+        min(view.mapped_bytes - view.kv_bytes, view.kv_bytes, settings.compact_limit_bytes)
+        if action == Action.COMPACT and view.mapped_bytes - view.kv_bytes >= view.group_bytes
+        else 0.0
+        for (action, _, _), view in zip(targets, views, strict=True)
+    ]
+    left_s = scale * settings.movement_share * STEP_S
+    asked_s = sum(
+        want / (view.link_bytes_per_s or settings.default_link_bytes_per_s)
+        for want, view in zip(evict, views, strict=True)
+    )
+    part = budget.share(asked_s, left_s)
+    left_s -= asked_s * part
+    compact_part = budget.share(sum(compact) / settings.copy_bytes_per_s, left_s)
+    for command, evict_want, compact_want in zip(commands, evict, compact, strict=True):
+        command.evict_bytes = int(evict_want * part)
+        command.compact_bytes = int(compact_want * compact_part)
