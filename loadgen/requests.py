@@ -7,7 +7,7 @@ Pure: NumPy and the service classes, nothing else. ``loadgen.workload`` makes th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -148,6 +148,22 @@ class RequestTable:
 def empty_table() -> RequestTable:
     """A table without a request."""
     return RequestTable(**{name: np.empty(0, dtype=dtype) for name, dtype in _DTYPES.items()})
+
+
+def concatenated(tables: Sequence[RequestTable]) -> RequestTable:
+    """The rows of all tables one after another; sessions renumbered so that none coincide."""
+    if not tables:
+        return empty_table()
+    parts: dict[str, list[npt.NDArray[np.generic]]] = {name: [] for name in _DTYPES}
+    rows = sessions = 0
+    for table in tables:
+        for name in _DTYPES:
+            parts[name].append(getattr(table, name))
+        parts["next_turn"][-1] = np.where(table.next_turn == NO_TURN, NO_TURN, table.next_turn + rows)
+        parts["session"][-1] = table.session + sessions
+        rows += len(table)
+        sessions += int(table.session.max(initial=-1)) + 1
+    return RequestTable(**{name: np.concatenate(arrays) for name, arrays in parts.items()})
 
 
 def default_max_tokens(

@@ -56,9 +56,7 @@ _INF = float("inf")
 
 DEFAULT_LIMITS: Final[dict[ServiceClass, ClassLimits]] = {
     ServiceClass.CHAT: ClassLimits(ttft_base_s=2.0, ttft_per_token_s=0.25e-3, tpot_s=0.050),
-    ServiceClass.AGENT: ClassLimits(
-        ttft_base_s=5.0, ttft_per_token_s=0.25e-3, tpot_s=0.060, idle_before_evict_s=3.0
-    ),
+    ServiceClass.AGENT: ClassLimits(ttft_base_s=5.0, ttft_per_token_s=0.25e-3, tpot_s=0.060, idle_before_evict_s=3.0),
     ServiceClass.BATCH: ClassLimits(
         ttft_base_s=_INF, ttft_per_token_s=0.0, tpot_s=_INF, completion_s=600.0, idle_before_evict_s=0.0
     ),

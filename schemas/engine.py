@@ -39,6 +39,8 @@ class Description(msgspec.Struct, frozen=True, array_like=True, tag="description
     capabilities: tuple[str, ...]
     handle: str = ""
     granted_bytes: int = 0
+    link_bytes_per_s: float = 0.0
+    """Measured bandwidth of the card's host link; 0 when the engine does not know."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):

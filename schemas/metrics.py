@@ -115,9 +115,7 @@ METRICS: Final[tuple[Metric, ...]] = (
 COLUMN: Final[dict[str, int]] = {metric.name: i for i, metric in enumerate(METRICS)}
 """Column number by metric name."""
 
-COUNTER_COLUMNS: Final[tuple[int, ...]] = tuple(
-    i for i, metric in enumerate(METRICS) if metric.kind is Kind.COUNTER
-)
+COUNTER_COLUMNS: Final[tuple[int, ...]] = tuple(i for i, metric in enumerate(METRICS) if metric.kind is Kind.COUNTER)
 CONTEXT_SLICE: Final = slice(COLUMN["context_00"], COLUMN["context_00"] + HISTOGRAM_BINS)
 TTFT_SLICE: Final = slice(COLUMN["ttft_00"], COLUMN["ttft_00"] + HISTOGRAM_BINS)
 TPOT_SLICE: Final = slice(COLUMN["tpot_00"], COLUMN["tpot_00"] + HISTOGRAM_BINS)

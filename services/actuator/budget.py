@@ -50,6 +50,11 @@ def shares(want: F8, available: F8) -> F8:
     return np.where(want <= available, 1.0, np.maximum(available, 0.0) / np.where(want > 0, want, 1.0))
 
 
+def per_card(cards: NDArray[np.int64], values: F8, count: int) -> F8:
+    """Sums of ``values`` float64 [n] by card number int64 [n], float64 [count]."""
+    return np.bincount(cards, weights=values, minlength=count).astype(np.float64, copy=False)
+
+
 def split(
     cards: NDArray[np.int64],
     budget_s: F8,
@@ -70,7 +75,7 @@ def split(
     for want, rate in ((prefetch_want, link_bytes_per_s), (evict_want, link_bytes_per_s),
                        (compact_want, np.full(len(cards), copy_bytes_per_s))):  # fmt: skip
         seconds = want / rate
-        asked = np.bincount(cards, weights=seconds, minlength=count)
+        asked = per_card(cards, seconds, count)
         part = shares(asked, left)
         left -= asked * part
         granted.append(want * part[cards])

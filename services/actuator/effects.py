@@ -32,7 +32,7 @@ class EffectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How much of it an action moves."""
 
     evict_idle_share: float = 0.5
-    """Share of the worker's idle KV that one evict action moves, 0 to 1: half, so that a wrong guess costs half."""
+    """Share of the worker's idle KV that one evict action moves, 0 to 1: a wrong guess costs half."""
     movement_share: float = 0.5
     """Share of a step in which a card may move KV at all, 0 to 1; halves while TPOT is beyond its limit."""
     copy_bytes_per_s: float = 400e9
@@ -40,8 +40,9 @@ class EffectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     and decoding goes on beside it."""
     compact_limit_bytes: int = 4 << 30
     """Most that one compact action moves, bytes."""
-    reserve_bytes: int = 0
-    """KV capacity of a shared card that no hard quota hands out, bytes; the engine's guard has a reserve of its own."""
+    reserve_bytes: int = 1_000_000_000
+    """KV capacity of a shared card that no hard quota hands out, bytes: it covers what a neighbour maps ahead
+    between two looks of the actuator (1 GB, DESIGN section 5)."""
     default_link_bytes_per_s: float = 25e9
     """Host link of a card that reports none, bytes/s (PCIe Gen4 x16 as measured)."""
 
@@ -145,7 +146,7 @@ def hard_quotas(views: Views, settings: EffectSettings = DEFAULTS) -> F8:
     held = np.maximum(views.mapped_bytes, views.floor_bytes)
     count = int(views.cards.max(initial=-1)) + 1
     tenants = np.bincount(views.cards, minlength=count)[views.cards]
-    neighbours = np.bincount(views.cards, weights=held, minlength=count)[views.cards] - held
+    neighbours = budget.per_card(views.cards, held, count)[views.cards] - held
     reserve = np.where(tenants > 1, float(settings.reserve_bytes), 0.0)
     groups = (views.capacity_bytes - neighbours - reserve) // views.group_bytes
     least = -(-views.floor_bytes // views.group_bytes)
@@ -173,7 +174,7 @@ def plan(
         np.minimum(np.maximum(views.idle_bytes * settings.evict_idle_share, views.group_bytes), views.idle_bytes),
         0.0,
     )
-    asked = np.bincount(views.cards, weights=evict_want, minlength=count)[views.cards]
+    asked = budget.per_card(views.cards, evict_want, count)[views.cards]
     evict_want = evict_want * budget.shares(asked, views.host_free_bytes)
     holes = views.mapped_bytes - views.kv_bytes
     compact_want = np.where(

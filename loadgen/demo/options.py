@@ -1,0 +1,115 @@
+"""What `tidegate demo` can be told."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+
+from services.errors import UserError
+
+
+class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One field an option; times are simulated seconds unless they say otherwise."""
+
+    trace: Path | None = None
+    trace_format: str | None = None
+    skip_bad: bool = False
+    workload: str = "chat"
+    service_class: str | None = None
+    context_scale: float = 0.25
+    nodes: int = 1
+    card: str = "A100-80G"
+    model: str = "Llama-3.1-8B"
+    workers_per_card: int = 2
+    load: float = 1.2
+    speed: float = 0.0
+    """Simulated seconds per wall second at most; 0 = as fast as the loop goes."""
+    duration_s: float = 900.0
+    policy: str = "champion"
+    seed: int = 1
+    json: Path | None = None
+    trace_out: Path | None = None
+    keep: Path | None = None
+    plain: bool = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options on ``parser``; their defaults are those of :class:`DemoOptions`."""
+    default = DemoOptions()
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="replay this request trace (plain or gzip)")
+    parser.add_argument("--format", dest="trace_format", help="azure, mooncake or sessions; recognised if left out")
+    parser.add_argument("--skip-bad", action="store_true", help="leave out malformed lines and count them")
+    parser.add_argument(
+        "--workload",
+        default=default.workload,
+        help="built-in: chat, code, long, agent or mixed",
+    )
+    parser.add_argument("--class", dest="service_class", help="service class of the trace's requests")
+    parser.add_argument(
+        "--context-scale",
+        type=float,
+        default=default.context_scale,
+        help="the agent workload's published lengths are multiplied by this (default %(default)s)",
+    )
+    parser.add_argument("--nodes", type=int, default=default.nodes)
+    parser.add_argument("--card", default=default.card, help="A100-80G, H100-80G or H200-141G (default %(default)s)")
+    parser.add_argument("--model", default=default.model, help="Llama-3.1-8B or Llama-3.1-70B-4bit")
+    parser.add_argument("--workers-per-card", type=int, default=default.workers_per_card)
+    parser.add_argument(
+        "--load",
+        type=float,
+        default=default.load,
+        help="1.0 is where vLLM-like with offload meets the SLO for 85 %% of offered tokens (default %(default)s)",
+    )
+    parser.add_argument("--speed", type=float, default=default.speed, help="simulated s per wall s at most")
+    parser.add_argument("--duration", dest="duration_s", type=float, default=default.duration_s, metavar="SIMULATED_S")
+    parser.add_argument(
+        "--policy", default=default.policy, help="champion (default), static, fixed:RHO, heuristic or dqn"
+    )
+    parser.add_argument("--seed", type=int, default=default.seed)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison as JSON")
+    parser.add_argument("--trace-out", type=Path, metavar="FILE", help="write OpenTelemetry spans as OTLP JSON lines")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs, stream and results in this folder")
+    parser.add_argument("--plain", action="store_true", help="no live view: a line every few seconds")
+
+
+def parse(namespace: argparse.Namespace) -> DemoOptions:
+    """Checked options; UserError names the option, what was found and what was expected."""
+    options = DemoOptions(**{name: getattr(namespace, name) for name in DemoOptions.__struct_fields__})
+    _at_least("--nodes", options.nodes, 1)
+    _at_least("--workers-per-card", options.workers_per_card, 1)
+    if options.workers_per_card > 3:
+        raise UserError(f"--workers-per-card: found {options.workers_per_card}, expected 1 to 3")
+    if not 0.05 <= options.load <= 20:
+        raise UserError(f"--load: found {options.load:g}, expected 0.05 to 20")
+    if not 20 <= options.duration_s <= 1_209_600:
+        raise UserError(f"--duration: found {options.duration_s:g}, expected 20 s to 1,209,600 s (two weeks)")
+    if not options.speed >= 0:
+        raise UserError(f"--speed: found {options.speed:g}, expected 0 or more")
+    if not 0.01 <= options.context_scale <= 1:
+        raise UserError(f"--context-scale: found {options.context_scale:g}, expected 0.01 to 1")
+    _check_policy(options.policy)
+    for name, path in (("--json", options.json), ("--trace-out", options.trace_out)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UserError(f"{name}: folder {path.absolute().parent} does not exist")
+    return options
+
+
+def _at_least(name: str, found: int, least: int) -> None:
+    if found < least:
+        raise UserError(f"{name}: found {found}, expected {least} or more")
+
+
+def _check_policy(policy: str) -> None:
+    kind, _, value = policy.partition(":")
+    if kind == "fixed":
+        try:
+            if 1.0 <= float(value) <= 1.6:
+                return
+        except ValueError:
+            pass
+        raise UserError(f"--policy: found {policy!r}, expected fixed:RHO with RHO from 1.0 to 1.6")
+    if policy not in {"champion", "static", "heuristic", "dqn"}:
+        raise UserError(f"--policy: found {policy!r}, expected champion, static, fixed:RHO, heuristic or dqn")

@@ -1,0 +1,103 @@
+"""The processes of a run: started together, watched, and gone together.
+
+Every child is a process group of its own (so that Ctrl-C reaches only the parent, which then stops the others in
+order) and asks the kernel to be killed with its parent. What a child prints goes to ``<folder>/<name>.log``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.errors import TidegateError
+
+STOP_TIMEOUT_S = 8.0
+
+
+class ChildDied(TidegateError):
+    """A process of the run ended by itself; ``tail`` is the end of what it printed."""
+
+    def __init__(self, name: str, returncode: int, tail: str) -> None:
+        super().__init__(f"{name} ended with {returncode}:\n{tail}")
+        self.name = name
+        self.returncode = returncode
+        self.tail = tail
+
+
+class Child:
+    """One started process."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name = name
+        self.process = process
+        self.log = log
+
+    @property
+    def alive(self) -> bool:
+        return self.process.returncode is None
+
+    def tail(self, lines: int = 12) -> str:
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+
+class Processes:
+    """Start order is kept; stopping goes backwards, so that nobody waits for who is already gone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.children: dict[str, Child] = {}
+
+    async def start(self, name: str, arguments: Sequence[str], environment: dict[str, str] | None = None) -> Child:
+        """Run ``python <arguments>`` as child ``name``; a former child of that name must have ended."""
+        former = self.children.get(name)
+        if former is not None and former.alive:
+            raise RuntimeError(f"{name} is still running as process {former.process.pid}")
+        log = self._folder / f"{name}.log"
+        with log.open("ab") as out:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+            )
+        child = Child(name, process, log)
+        self.children[name] = child
+        return child
+
+    def check(self) -> None:
+        """ChildDied when one ended that nobody stopped."""
+        for child in self.children.values():
+            code = child.process.returncode
+            if code is not None:
+                raise ChildDied(child.name, code, child.tail())
+
+    def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+        self.children[name].process.send_signal(how)
+
+    async def stop(self) -> list[str]:
+        """SIGTERM to all, last started first, then SIGKILL to who is still there; gives the names of the latter."""
+        running = [child for child in reversed(self.children.values()) if child.alive]
+        for child in running:
+            with contextlib.suppress(ProcessLookupError):
+                child.process.send_signal(signal.SIGTERM)
+        waits = [asyncio.ensure_future(child.process.wait()) for child in running]
+        if waits:
+            await asyncio.wait(waits, timeout=STOP_TIMEOUT_S)
+        late = [child for child in running if child.alive]
+        for child in late:
+            with contextlib.suppress(ProcessLookupError):
+                child.process.kill()
+            await child.process.wait()
+        for wait in waits:
+            await wait
+        return [child.name for child in late]

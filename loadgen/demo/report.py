@@ -1,0 +1,110 @@
+"""The comparison at the end: one table for people, the same as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from rich.table import Table
+
+FIGURES: Final = (
+    "goodput_tokens_per_s",
+    "tokens_per_s",
+    "hbm_utilisation",
+    "queue_wait_p99_s",
+    "tpot_p99_ms",
+    "preemptions",
+    "oom",
+)
+"""Keys of a policy's row, in the order of the table."""
+
+_HEADINGS: Final = (
+    "policy", "goodput\ntokens/s", "of vLLM\n+offload", "tokens/s", "HBM\nused", "queue wait\nP99 s", "TPOT\nP99 ms",
+    "preemp-\ntions", "OOM",
+)  # fmt: skip
+
+REFERENCE: Final = "vllm_offload"
+
+
+class LoopFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the live loop itself did; latencies are wall time from a node's sample to its last command."""
+
+    steps: int
+    missed_steps: int
+    latency_p50_ms: float
+    latency_p99_ms: float
+    policy_versions: list[str]
+    dropped: int
+    transitions: int = 0
+    candidates_refused: int = 0
+    heuristic_goodput_share: float = math.nan
+    """Live goodput over that of the same policy offline: how far the loop's own cost shows."""
+
+
+def comparison(rows: Mapping[str, Mapping[str, float]]) -> Table:
+    """A rich table of policies x figures; the best goodput is bold."""
+    table = Table(title="The same requests under each policy", title_justify="left", pad_edge=False)
+    for i, heading in enumerate(_HEADINGS):
+        table.add_column(heading, justify="left" if i == 0 else "right", no_wrap=i == 0)
+    reference = rows.get(REFERENCE, {}).get("goodput_tokens_per_s", math.nan)
+    best = max(row["goodput_tokens_per_s"] for row in rows.values())
+    for name, row in rows.items():
+        goodput = row["goodput_tokens_per_s"]
+        table.add_row(
+            name,
+            f"{goodput:,.0f}",
+            _ratio(goodput, reference),
+            f"{row['tokens_per_s']:,.0f}",
+            f"{100 * row['hbm_utilisation']:.1f} %",
+            f"{row['queue_wait_p99_s']:.2f}",
+            f"{row['tpot_p99_ms']:.1f}",
+            f"{row['preemptions']:,.0f}",
+            f"{row['oom']:.0f}",
+            style="bold" if goodput == best else None,
+        )
+    return table
+
+
+def _ratio(value: float, reference: float) -> str:
+    return f"{value / reference:.3f}" if reference > 0 else "-"
+
+
+def as_json(rows: Mapping[str, Mapping[str, float]], loop: LoopFigures, context: Mapping[str, Any]) -> dict[str, Any]:
+    """The object that ``--json`` writes: ``policies``, ``loop`` and what was replayed."""
+    policies = {name: {key: _number(row[key]) for key in FIGURES} for name, row in rows.items()}
+    return {
+        "policies": policies,
+        "loop": {key: _number(value) for key, value in msgspec.structs.asdict(loop).items()},
+        **context,
+    }
+
+
+def _number(value: Any) -> Any:
+    """JSON has no NaN: what could not be measured is null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The whole text or nothing under ``path``: written beside it, synced, then moved over it."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
+    try:
+        with os.fdopen(descriptor, "w") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

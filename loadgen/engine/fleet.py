@@ -1,0 +1,251 @@
+"""Fleet: many emulated cards stepped together, deterministic given settings and request tables.
+
+The state is a tuple of preallocated arrays (``records``), the kernels are plain numba functions over it; this class
+is the only thing that the rest of ``loadgen`` sees. It is not thread-safe, but ``advance`` releases the interpreter
+lock, so several fleets may run in threads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from loadgen.engine.build import build
+from loadgen.engine.calibration import coefficients, reference_tokens_per_s
+from loadgen.engine.compaction import compact
+from loadgen.engine.gauges import FIRST_COUNTER, LAST_COUNTER, gauges, idle_sessions
+from loadgen.engine.link import evict
+from loadgen.engine.records import Phase, State
+from loadgen.engine.report import Results
+from loadgen.engine.specs import FleetConfig
+from loadgen.engine.stepper import advance, premap, refresh_floors
+from loadgen.requests import RequestTable
+from schemas.actions import MAX_RUNNING_HIGH, MAX_RUNNING_LOW, RHO_MIN
+from schemas.identity import STEP_S
+from schemas.metrics import COLUMN, METRICS
+
+F8 = npt.NDArray[np.float64]
+I8 = npt.NDArray[np.int64]
+
+_COUNTERS = (
+    "finished", "finished_context", "finished_context_sq", "rejected", "output_tokens", "prompt_tokens",
+    "recomputed", "good_tokens", "judged", "violations", "preemptions", "oom", "evicted_bytes",
+    "loaded_bytes", "compacted_bytes",
+)  # fmt: skip
+"""WORKER fields in the order of METRICS' counters."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Effects:
+    """What commands brought since the last call, every array ``(W,)``."""
+
+    evict_started_bytes: F8
+    evicted_bytes: F8
+    """KV whose copy is done and whose blocks on the card are free."""
+    loaded_bytes: F8
+    compacted_bytes: F8
+    groups_freed: I8
+    """Page groups given back by compaction."""
+    pause_us: F8
+
+
+@dataclasses.dataclass(frozen=True)
+class IdleSession:
+    """A conversation between turns whose KV is on the card."""
+
+    sequence: int
+    blocks: int
+    idle_since_s: float
+    expected_return_s: float
+    """From now."""
+    copied: bool
+    """Its KV is in the host tier too."""
+    pinned: bool
+    """In a transfer, or its next turn waits in the queue."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """What the engine protocol's ``snapshot`` tells of one worker: blocks by state and idle sessions, LRU first."""
+
+    blocks_live: int
+    blocks_idle: int
+    blocks_free: int
+    blocks_in_transfer: int
+    """Of the idle ones, those that a transfer pins."""
+    groups_mapped: int
+    groups_empty: int
+    idle: tuple[IdleSession, ...]
+
+
+class Fleet:
+    """``cards x workers_per_card`` emulated engines; worker w is on card ``card_of[w]``."""
+
+    def __init__(self, config: FleetConfig, tables: Sequence[RequestTable]) -> None:
+        """One table per worker, card by card. UserError for impossible settings, ValueError for bad tables."""
+        self.config = config
+        self.state: State = build(config, tables)
+        self.workers = len(self.state.worker)
+        self.card_of: I8 = self.state.worker["card"].astype(np.int64)
+        self._tables = tuple(tables)
+        self._last_step_s = STEP_S
+        for w in range(self.workers):
+            premap(self.state, w)
+        for c in range(config.cards):
+            refresh_floors(self.state, c)
+        self._constants = self._constant_columns()
+
+    @property
+    def substeps(self) -> int:
+        """Sub-steps done."""
+        return int(self.state.card[0]["substeps"])
+
+    @property
+    def t_s(self) -> float:
+        """Simulated time, seconds since the start."""
+        return self.substeps * self.config.substep_s
+
+    @property
+    def step(self) -> int:
+        """Whole control periods done."""
+        return self.substeps // round(STEP_S / self.config.substep_s)
+
+    @property
+    def done(self) -> bool:
+        """Every request of every table has ended."""
+        return bool((self.state.request["phase"] >= int(Phase.FINISHED)).all())
+
+    def command(
+        self,
+        *,
+        rho: npt.ArrayLike | None = None,
+        max_running: npt.ArrayLike | None = None,
+        evict_bytes: npt.ArrayLike | None = None,
+        compact_bytes: npt.ArrayLike | None = None,
+        generation: npt.ArrayLike | None = None,
+    ) -> None:
+        """Act on all workers; each argument has shape ``(W,)`` or is one number for all.
+
+        ``rho`` (NaN: as it is) is clipped to [1, rho_max], ``max_running`` (-1: as it is) to [4, 1024]; a changed
+        one raises the worker's generation unless ``generation`` (-1: as it is) sets it. ``evict_bytes`` starts
+        swap-outs of idle sessions, ``compact_bytes`` moves at most so much; 0 or NaN: nothing.
+        """
+        worker = self.state.worker
+        before = worker["rho"].copy(), worker["max_running"].copy()
+        if rho is not None:
+            wanted = self._per_worker(rho)
+            keep = np.isnan(wanted)
+            worker["rho"] = np.where(keep, worker["rho"], np.clip(wanted, RHO_MIN, self.config.rho_max))
+        if max_running is not None:
+            cap = self._per_worker(max_running)
+            low_high = np.clip(np.nan_to_num(cap), MAX_RUNNING_LOW, MAX_RUNNING_HIGH)
+            worker["max_running"] = np.where(cap >= 0, low_high, worker["max_running"])
+        worker["generation"] += (worker["rho"] != before[0]) | (worker["max_running"] != before[1])
+        if generation is not None:
+            given = self._per_worker(generation)
+            worker["generation"] = np.where(given >= 0, given, worker["generation"])
+        if evict_bytes is not None:
+            size = self._per_worker(evict_bytes)
+            for w in np.flatnonzero(size > 0):
+                evict(self.state, int(w), float(size[w]), self.t_s)
+        if compact_bytes is not None:
+            size = self._per_worker(compact_bytes)
+            for w in np.flatnonzero(size > 0):
+                compact(self.state, int(w), float(size[w]))
+
+    def advance(self, step_s: float = STEP_S) -> None:
+        """Let ``step_s`` seconds pass; ValueError unless it is a positive multiple of the sub-step."""
+        count = round(step_s / self.config.substep_s)
+        if count < 1 or abs(count * self.config.substep_s - step_s) > 1e-9:
+            raise ValueError(f"step of {step_s} s: expected a multiple of the sub-step {self.config.substep_s} s")
+        advance(self.state, count)
+        self._last_step_s = step_s
+
+    def metrics(self) -> F8:
+        """float64 [W, len(METRICS)]: the rows of a NodeSample, nothing missing but gauges without a subject
+        (mean iteration time when none ran, expected return when nothing is idle)."""
+        out = self._constants.copy()
+        gauges(self.state, self._last_step_s, out)
+        for column, name in zip(range(FIRST_COUNTER, LAST_COUNTER + 1), _COUNTERS, strict=True):
+            out[:, column] = self.state.worker[name]
+        return out
+
+    def effects(self) -> Effects:
+        """Effects since the last call of this method (or the start)."""
+        worker = self.state.worker
+        found = Effects(
+            evict_started_bytes=worker["e_started"].copy(),
+            evicted_bytes=worker["e_evicted"].copy(),
+            loaded_bytes=worker["e_loaded"].copy(),
+            compacted_bytes=worker["e_compacted"].copy(),
+            groups_freed=worker["e_groups"].astype(np.int64),
+            pause_us=worker["e_pause_us"].copy(),
+        )
+        for name in ("e_started", "e_evicted", "e_loaded", "e_compacted", "e_groups", "e_pause_us"):
+            worker[name] = 0.0
+        return found
+
+    def snapshot(self, worker: int) -> Snapshot:
+        """Blocks by state and idle sessions of one worker."""
+        row = self.state.worker[worker]
+        rows = np.zeros((int(row["n_idle"]), 6))
+        idle_sessions(self.state, worker, self.t_s, rows)
+        idle = tuple(
+            IdleSession(int(q), int(blocks), since, back, bool(copied), bool(pinned))
+            for q, blocks, since, back, copied, pinned in rows.tolist()
+        )
+        bpg = int(row["bpg"])
+        at, end = int(row["group_at"]), int(row["group_at"]) + int(row["groups"])
+        full = np.uint64(2**bpg - 1)
+        groups = self.state.group[at:end]
+        used = int(row["mapped"]) * bpg - int(row["free"])
+        return Snapshot(
+            blocks_live=used - int(row["idle_blocks"]),
+            blocks_idle=int(row["idle_blocks"]),
+            blocks_free=int(row["free"]),
+            blocks_in_transfer=sum(
+                one.blocks for one in idle if self.state.sequence[one.sequence]["lane"] >= 0
+            ),
+            groups_mapped=int(row["mapped"]),
+            groups_empty=int(((groups["free"] == full) & (groups["mapped"] == 1)).sum()),
+            idle=idle,
+        )
+
+    def results(self) -> Results:
+        """What became of every request so far."""
+        card = self.state.card
+        worker = self.state.worker
+        steps = max(1, self.substeps)
+        return Results.from_records(
+            self.state.request,
+            np.concatenate([table.session for table in self._tables]),
+            duration_s=self.t_s,
+            hbm_utilisation=card["utilisation"] / steps,
+            hbm_utilisation_idle=card["utilisation_idle"] / steps,
+            output_tokens=worker["output_tokens"].copy(),
+            recomputed_tokens=worker["recomputed"].copy(),
+            preemptions=worker["preemptions"].copy(),
+            oom=worker["oom"].copy(),
+        )
+
+    def _per_worker(self, value: npt.ArrayLike) -> F8:
+        return np.broadcast_to(np.asarray(value, np.float64), (self.workers,))
+
+    def _constant_columns(self) -> F8:
+        out = np.full((self.workers, len(METRICS)), math.nan)
+        worker, card = self.state.worker, self.state.card[self.card_of]
+        spec, models = self.config.card_spec(), self.config.model_specs()
+        reference = [reference_tokens_per_s(coefficients(spec.name, model.name)) for model in models]
+        for name, value in {
+            "hbm_bytes": card["hbm"], "card_kv_capacity_bytes": card["capacity"], "q0_bytes": worker["q0"],
+            "weights_bytes": worker["weights"], "block_bytes": worker["block_bytes"],
+            "page_group_bytes": worker["group_bytes"], "kv_bytes_per_token": worker["kv_token_bytes"],
+            "host_capacity_bytes": card["host_capacity"], "link_bytes_per_s": card["link"],
+            "reference_tokens_per_s": np.full(self.workers, float(np.mean(reference))),
+        }.items():  # fmt: skip
+            out[:, COLUMN[name]] = value
+        return out

@@ -1,0 +1,45 @@
+"""The decorator of the engine's kernels, and where their machine code is kept.
+
+Numba's file cache looks only at the file of the function it caches, not at the functions that one calls: after
+an edit in one module the others would run old code. So the cache lies in a folder named after a fingerprint of
+all of the engine's sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import numba
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_FOLDER: Final = Path(__file__).parent
+
+
+def fingerprint() -> str:
+    """Sixteen hex digits that change with any source of the engine and with numba's version."""
+    digest = hashlib.sha256(numba.__version__.encode())
+    for source in sorted(_FOLDER.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _cache_folder() -> Path:
+    """Beside the sources where they can be written to, else in the user's cache folder."""
+    beside = _FOLDER / "__pycache__"
+    if os.access(beside if beside.is_dir() else _FOLDER, os.W_OK):
+        return beside / f"kernels-{fingerprint()}"
+    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return base / "tidegate" / f"kernels-{fingerprint()}"
+
+
+if not os.environ.get("NUMBA_CACHE_DIR"):
+    numba.config.CACHE_DIR = str(_cache_folder())
+
+
+def kernel(function: _Function) -> _Function:
+    """Compile on first call, keep the code on disk, release the interpreter lock while it runs."""
+    return cast(_Function, numba.njit(cache=True, nogil=True, error_model="numpy")(function))

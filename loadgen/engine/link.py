@@ -1,0 +1,293 @@
+"""Host tier and link of a card: copies that take time before they free or bring anything.
+
+One link, both directions share its bandwidth, four lanes served in order: loads that an admitted request waits
+for, prefetches, swap-outs, write-through copies. Host space is taken when a copy starts; the card's blocks are
+free only when it is done.
+"""
+
+from __future__ import annotations
+
+from loadgen.engine.jit import kernel
+from loadgen.engine.pages import release, take
+from loadgen.engine.records import (
+    FINISHED,
+    LANE_LOAD,
+    LANE_PREFETCH,
+    LANE_SWAP,
+    LANE_WRITE,
+    LANES,
+    LOADING,
+    PREFILL,
+    WAITING,
+    State,
+)
+from loadgen.engine.room import idle_push, idle_remove, make_room, mappable_groups, return_in_s
+
+PREFETCH_SEARCH = 64
+PREFETCH_MARGIN_S = 1.0
+PREFETCH_FREE_SHARE = 0.05
+"""Share of Q0 that a prefetch leaves free."""
+
+
+@kernel
+def blocks_of(tokens: int, block_tokens: int) -> int:
+    """Blocks that hold ``tokens``."""
+    return (tokens + block_tokens - 1) // block_tokens
+
+
+@kernel
+def lane_push(s: State, q: int, lane: int, tokens: int, size: float) -> None:
+    """Queue the transfer of ``size`` bytes that brings the other side to ``tokens``."""
+    seq = s.sequence[q]
+    c = s.worker[seq.worker].card
+    seq.lane = lane
+    seq.x_tokens = tokens
+    seq.x_left = size
+    seq.x_next = -1
+    seq.x_prev = s.lane[c, lane, 1]
+    if seq.x_prev >= 0:
+        s.sequence[seq.x_prev].x_next = q
+    else:
+        s.lane[c, lane, 0] = q
+    s.lane[c, lane, 1] = q
+
+
+@kernel
+def lane_remove(s: State, q: int) -> None:
+    """Take a sequence out of its lane."""
+    seq = s.sequence[q]
+    c = s.worker[seq.worker].card
+    if seq.x_prev >= 0:
+        s.sequence[seq.x_prev].x_next = seq.x_next
+    else:
+        s.lane[c, seq.lane, 0] = seq.x_next
+    if seq.x_next >= 0:
+        s.sequence[seq.x_next].x_prev = seq.x_prev
+    else:
+        s.lane[c, seq.lane, 1] = seq.x_prev
+    seq.lane = -1
+
+
+@kernel
+def host_resize(s: State, q: int, blocks: int) -> None:
+    """Set the host space of a sequence and keep the tier's list, oldest first."""
+    seq = s.sequence[q]
+    worker = s.worker[seq.worker]
+    card = s.card[worker.card]
+    card.host_used += (blocks - seq.host_blocks) * worker.block_bytes
+    seq.host_blocks = blocks
+    if blocks > 0 and seq.hosted == 0:
+        seq.hosted = 1
+        seq.h_next = -1
+        seq.h_prev = card.h_tail
+        if card.h_tail >= 0:
+            s.sequence[card.h_tail].h_next = q
+        else:
+            card.h_head = q
+        card.h_tail = q
+    elif blocks == 0 and seq.hosted == 1:
+        seq.hosted = 0
+        if seq.h_prev >= 0:
+            s.sequence[seq.h_prev].h_next = seq.h_next
+        else:
+            card.h_head = seq.h_next
+        if seq.h_next >= 0:
+            s.sequence[seq.h_next].h_prev = seq.h_prev
+        else:
+            card.h_tail = seq.h_prev
+
+
+@kernel
+def host_truncate(s: State, q: int, tokens: int) -> None:
+    """Keep at most ``tokens`` of the host copy."""
+    seq = s.sequence[q]
+    if seq.host_tokens > tokens:
+        seq.host_tokens = tokens
+        host_resize(s, q, blocks_of(tokens, s.worker[seq.worker].block_tokens))
+
+
+@kernel
+def host_room(s: State, c: int, size: float, drop_away: bool) -> bool:
+    """Make ``size`` bytes free in the host tier: copies of what is on the card go first, then, if
+    ``drop_away``, sessions that are nowhere else; never those in a transfer."""
+    card = s.card[c]
+    if size > card.host_capacity:
+        return False
+    for only_copies in (True, False):
+        if not only_copies and not drop_away:
+            break
+        q = card.h_head
+        while q >= 0 and card.host_used + size > card.host_capacity:
+            seq = s.sequence[q]
+            after = seq.h_next
+            if seq.lane < 0 and (seq.blocks > 0 or not only_copies):
+                host_truncate(s, q, 0)
+            q = after
+    return bool(card.host_used + size <= card.host_capacity)
+
+
+@kernel
+def start_copy(s: State, q: int, lane: int) -> bool:
+    """Start copying what the host tier lacks of the sequence's tokens; False when the tier is full.
+
+    A swap-out (``LANE_SWAP``) whose copy is complete already frees the card at once.
+    """
+    seq = s.sequence[q]
+    worker = s.worker[seq.worker]
+    blocks = blocks_of(seq.tokens, worker.block_tokens)
+    more = blocks - seq.host_blocks
+    if seq.host_tokens >= seq.tokens:
+        if lane == LANE_SWAP:
+            _left(s, q)
+        return True
+    size = max(more, 1) * worker.block_bytes
+    seq.lane = lane  # pinned while the tier makes room
+    fits = host_room(s, worker.card, max(more, 0) * worker.block_bytes, lane == LANE_WRITE)
+    seq.lane = -1
+    if not fits:
+        return False
+    host_resize(s, q, max(blocks, seq.host_blocks))
+    lane_push(s, q, lane, seq.tokens, size)
+    return True
+
+
+@kernel
+def cancel(s: State, q: int) -> None:
+    """Call a transfer off; what was there before stays."""
+    seq = s.sequence[q]
+    if seq.lane < 0:
+        return
+    outward = seq.lane == LANE_SWAP or seq.lane == LANE_WRITE
+    lane_remove(s, q)
+    if outward:
+        host_resize(s, q, blocks_of(seq.host_tokens, s.worker[seq.worker].block_tokens))
+
+
+@kernel
+def _left(s: State, q: int) -> None:
+    """The session's KV is in the host tier: its blocks on the card are free."""
+    seq = s.sequence[q]
+    worker = s.worker[seq.worker]
+    worker.e_evicted += seq.blocks * worker.block_bytes
+    if seq.idle == 1:
+        idle_remove(s, seq.worker, q)
+    release(s, seq.worker, q)
+
+
+@kernel
+def _complete(s: State, q: int, size: float) -> None:
+    seq = s.sequence[q]
+    worker = s.worker[seq.worker]
+    lane = seq.lane
+    lane_remove(s, q)
+    if lane == LANE_SWAP or lane == LANE_WRITE:
+        seq.host_tokens = seq.x_tokens
+        worker.evicted_bytes += size
+        if lane == LANE_SWAP:
+            _left(s, q)
+        return
+    seq.tokens = seq.x_tokens
+    worker.loaded_bytes += size
+    worker.e_loaded += size
+    if lane == LANE_PREFETCH:
+        idle_push(s, seq.worker, q)
+        return
+    request = s.request[seq.request]
+    if request.phase == LOADING:
+        request.phase = PREFILL
+        request.computed = float(min(seq.tokens, request.target - 1))
+
+
+@kernel
+def pump(s: State, c: int, dt: float) -> None:
+    """Move what the link can in ``dt`` seconds."""
+    card = s.card[c]
+    budget = card.link * dt
+    for lane in range(LANES):
+        while budget > 0.0:
+            q = s.lane[c, lane, 0]
+            if q < 0:
+                break
+            seq = s.sequence[q]
+            moved = min(budget, seq.x_left)
+            seq.x_left -= moved
+            budget -= moved
+            card.moved += moved
+            if seq.x_left > 0.0:
+                break
+            tokens = seq.x_tokens
+            worker = s.worker[seq.worker]
+            held = seq.host_tokens if lane >= LANE_SWAP else 0
+            _complete(s, q, max(tokens - held, 1) * worker.kv_token_bytes)
+
+
+@kernel
+def backlog_bytes(s: State, c: int, lane: int) -> float:
+    """Bytes queued in one lane."""
+    total = 0.0
+    q = s.lane[c, lane, 0]
+    while q >= 0:
+        total += s.sequence[q].x_left
+        q = s.sequence[q].x_next
+    return total
+
+
+@kernel
+def evict(s: State, w: int, size: float, t: float) -> None:
+    """Start swapping idle sessions out until ``size`` bytes are on their way or none may go.
+
+    The victim is the one with the greatest expected absence x size. Classes that forbid swapping, sessions whose
+    next turn waits, and those idle for too short are left alone; a full host tier ends it.
+    """
+    worker = s.worker[w]
+    while size > 0.0:
+        best = -1
+        best_score = -1.0
+        q = worker.l_head
+        while q >= 0:
+            seq = s.sequence[q]
+            if (
+                seq.lane < 0
+                and s.swap_allowed[seq.klass] == 1
+                and t - seq.idle_since >= s.idle_before[seq.klass]
+                and s.request[seq.request].phase != WAITING
+            ):
+                score = return_in_s(s, q, t) * seq.blocks
+                if score > best_score:
+                    best = q
+                    best_score = score
+            q = seq.l_next
+        if best < 0:
+            return
+        held = s.sequence[best].blocks * worker.block_bytes
+        if not start_copy(s, best, LANE_SWAP):
+            return
+        worker.e_started += held
+        size -= held
+
+
+@kernel
+def prefetch(s: State, c: int, t: float) -> None:
+    """Bring sessions back that are expected soon: only over an idle link into memory that nobody needs."""
+    card = s.card[c]
+    if s.lane[c, LANE_LOAD, 0] >= 0 or s.lane[c, LANE_PREFETCH, 0] >= 0:
+        return
+    q = card.h_head
+    for _ in range(PREFETCH_SEARCH):
+        if q < 0:
+            return
+        seq = s.sequence[q]
+        worker = s.worker[seq.worker]
+        if seq.blocks == 0 and seq.lane < 0 and s.request[seq.request].phase >= FINISHED:
+            size = seq.host_tokens * worker.kv_token_bytes
+            lead = size / card.link + PREFETCH_MARGIN_S
+            need = blocks_of(seq.host_tokens, worker.block_tokens)
+            spare = worker.free + mappable_groups(s, seq.worker) * worker.bpg
+            spare -= int(PREFETCH_FREE_SHARE * worker.q0 / worker.block_bytes)
+            due = seq.due - lead <= t <= seq.due + lead
+            if due and worker.prefetch == 1 and worker.q_len == 0 and need <= spare:
+                if make_room(s, seq.worker, need):
+                    take(s, seq.worker, q, need)
+                    lane_push(s, q, LANE_PREFETCH, seq.host_tokens, size)
+                return
+        q = seq.h_next

@@ -1,0 +1,199 @@
+"""The fleet's state: one array of records per noun, and the numbers that stand for phases and reasons.
+
+Everything is preallocated; kernels index, nothing is created while time passes. Lists are linked through
+indices, -1 ending them. All request and sequence indices are fleet-wide; groups and chunks belong to a worker
+(its first ones are ``group_at`` and ``chunk_at``). Page groups are numbered in the worker's own virtual address
+space, so a higher index is a higher address.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Records = npt.NDArray[Any]
+I4 = npt.NDArray[np.int32]
+I8 = npt.NDArray[np.int64]
+F8 = npt.NDArray[np.float64]
+
+NONE: Final = -1
+CLASSES: Final = 5
+BINS: Final = 16
+LANES: Final = 4
+MAX_BATCH: Final = 1024
+
+
+class Phase(enum.IntEnum):
+    """Where a request is."""
+
+    FUTURE = 0
+    WAITING = 1
+    LOADING = 2
+    PREFILL = 3
+    DECODE = 4
+    FINISHED = 5
+    REJECTED = 6
+
+
+class Reason(enum.IntEnum):
+    """Why a request was rejected; NONE otherwise."""
+
+    NONE = 0
+    NEVER_FITS = 1
+    """prompt + max_tokens is more than the worker could ever hold."""
+    TOO_LONG = 2
+    """prompt + output is more than the model's context."""
+    CLIENT_TIMEOUT = 3
+    ENGINE_CRASH = 4
+    """Lost in a crash once more than it may be retried."""
+    PREEMPTED_TOO_OFTEN = 5
+
+
+class Lane(enum.IntEnum):
+    """Transfers of a card's link, in the order in which they are served. -1: none."""
+
+    LOAD = 0
+    PREFETCH = 1
+    SWAP_OUT = 2
+    WRITE_THROUGH = 3
+
+
+class Blocked(enum.IntEnum):
+    """Why the head of the queue was not admitted last time."""
+
+    NO = 0
+    MEMORY = 1
+    CAP = 2
+    STARTING = 3
+
+
+FUTURE: Final = int(Phase.FUTURE)
+WAITING: Final = int(Phase.WAITING)
+LOADING: Final = int(Phase.LOADING)
+PREFILL: Final = int(Phase.PREFILL)
+DECODE: Final = int(Phase.DECODE)
+FINISHED: Final = int(Phase.FINISHED)
+REJECTED: Final = int(Phase.REJECTED)
+LANE_LOAD: Final = int(Lane.LOAD)
+LANE_PREFETCH: Final = int(Lane.PREFETCH)
+LANE_SWAP: Final = int(Lane.SWAP_OUT)
+LANE_WRITE: Final = int(Lane.WRITE_THROUGH)
+BLOCKED_NO: Final = int(Blocked.NO)
+BLOCKED_MEMORY: Final = int(Blocked.MEMORY)
+BLOCKED_CAP: Final = int(Blocked.CAP)
+BLOCKED_STARTING: Final = int(Blocked.STARTING)
+NEVER_FITS: Final = int(Reason.NEVER_FITS)
+CLIENT_TIMEOUT: Final = int(Reason.CLIENT_TIMEOUT)
+ENGINE_CRASH: Final = int(Reason.ENGINE_CRASH)
+PREEMPTED_TOO_OFTEN: Final = int(Reason.PREEMPTED_TOO_OFTEN)
+
+
+def _dtype(**fields: str) -> np.dtype[Any]:
+    names = [(name, code) for code, group in fields.items() for name in group.split()]
+    return np.dtype(names, align=True)
+
+
+REQUEST: Final = _dtype(
+    f8="arrival think ttft_limit tpot_limit completion_limit patience"  # as given; patience: until it gives up
+    " timeout computed v_start v_finish first_token finish wait",
+    i4="prompt output max_tokens cached klass next seq worker"  # as given
+    " phase reason q_prev q_next slot admitted target produced done reserved preemptions retries need",
+)
+"""One request. ``target``: tokens to compute before the next token comes (prompt + produced at admission);
+``computed``: of them, so far; ``need``: blocks it reserves; ``v_start``/``v_finish``: the worker's decode counter when its decode began and
+when it will have its last token; ``done``: tokens computed before the last preemption."""
+
+SEQUENCE: Final = _dtype(
+    f8="x_left idle_since due think",
+    i4="worker klass request head tail blocks tokens host_blocks host_tokens"
+    " lane x_prev x_next x_tokens idle l_prev l_next hosted h_prev h_next thinks",
+)
+"""The KV of one session. ``blocks`` on the card hold ``tokens``; the host tier holds ``host_tokens``; ``lane``:
+the transfer it is in, bringing its side to ``x_tokens`` with ``x_left`` bytes to go. A sequence in a transfer is
+pinned: not dropped, not moved, not resumed, except that a swap-out is called off when the session returns."""
+
+WORKER: Final = _dtype(
+    f8="kv_token_bytes block_bytes group_bytes weights q0 q0_net map_s load_patience overhead"
+    " gemm_floor gemm_sequence gemm_base gemm_token decode_base decode_sequence decode_kv prefill_base"
+    " prefill_token prefill_context act_base act_token act_sequence"
+    " rho v kv_decode credit stall starting_until next_timeout premap_s activation"
+    " recent_iterations recent_time finished finished_context finished_context_sq rejected output_tokens"
+    " prompt_tokens recomputed good_tokens judged violations preemptions oom evicted_bytes loaded_bytes"
+    " compacted_bytes arrived timeouts crashed e_started e_evicted e_compacted e_groups e_pause_us e_loaded",
+    i4="card request_at request_end first_at first_end chunk_at chunk_end group_at groups bpg block_tokens"
+    " physical offload prefetch page_aware batch_tokens max_preemptions max_retries premapped"
+    " max_running n_dec n_pre mapped free pool idle_blocks reserved chunk_free chunk_new"
+    " q_head q_tail q_len l_head l_tail n_idle heap_len admissions blocked floor_blocks hint",
+    i8="generation",
+)
+"""One worker. ``v`` counts decode iterations; ``e_*`` are effects since the last command."""
+
+CARD: Final = _dtype(
+    f8="hbm capacity weights runtime slack reserve host_capacity host_used link hbm_rate mapped_bytes"
+    " stall moved utilisation utilisation_idle substep restart_s",
+    i4="first workers guard control_every prefetch_every timeout_every last_mapper h_head h_tail timeouts",
+    i8="substeps",
+)
+"""One card: its memory account, host tier and link."""
+
+GROUP: Final = _dtype(u8="free", i4="prev next mapped")
+"""One page group: a bit per free block; links within the list of groups with as many free blocks."""
+
+CHUNK: Final = _dtype(u8="mask", i4="group next")
+"""Blocks of one sequence in one page group."""
+
+
+class State(NamedTuple):
+    """All arrays of a fleet; W workers, C cards, N requests, M sequences."""
+
+    request: Records
+    """REQUEST [N]"""
+    sequence: Records
+    """SEQUENCE [M]"""
+    worker: Records
+    """WORKER [W]"""
+    card: Records
+    """CARD [C]"""
+    group: Records
+    """GROUP"""
+    chunk: Records
+    """CHUNK"""
+    bucket: I4
+    """int32 [W, 65]: first group with k free blocks"""
+    filled: npt.NDArray[np.uint64]
+    """uint64 [W]: bit k - 1 = there is a group with k free blocks"""
+    first: I4
+    """int32: requests with an arrival of their own, by worker and arrival"""
+    heap_t: F8
+    """float64 [N]: arrivals of later turns, a heap per worker"""
+    heap_r: I4
+    """int32 [N]: their requests"""
+    dec_request: I4
+    """int32 [W, 1024]: decoding requests"""
+    dec_next: F8
+    """float64 [W, 1024]: decode counter at which each needs a block or ends"""
+    pre_request: I4
+    """int32 [W, 1024]: requests in prefill or loading, in order of admission"""
+    scratch: I4
+    """int32 [W, 1024]: decoding requests that need a block"""
+    mark: I4
+    """int32, one per group: scratch of compaction"""
+    lane: I4
+    """int32 [C, 4, 2]: head and tail of each transfer lane"""
+    ttft: F8
+    """float64 [W, 16]: histogram of first tokens"""
+    tpot: F8
+    """float64 [W, 16]: histogram of token gaps"""
+    tpot_limit: F8
+    """float64 [W, 5]: limit per class, seconds"""
+    in_class: I4
+    """int32 [W, 5]: decoding requests per class"""
+    swap_allowed: I4
+    """int32 [5]"""
+    idle_before: F8
+    """float64 [5]: seconds before an idle session may be evicted"""
+    think: F8
+    """float64 [W, 5]: running median of think times per class, seconds"""

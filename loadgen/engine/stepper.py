@@ -1,0 +1,147 @@
+"""Time: what happens in a sub-step, in which order, and how workers share a card.
+
+Workers of a card are time-sliced as CUDA does it without MPS: those that have something to compute get equal parts
+of each sub-step. Order within a sub-step: quotas (every 2 s), link, arrivals, clients that give up, admission,
+computing, and at its end the check whether the card ran out of memory, which is armed whether the guard is on or not.
+"""
+
+from __future__ import annotations
+
+from loadgen.engine.batch import admit, crash
+from loadgen.engine.iterate import prefill_gives_up, ready, run
+from loadgen.engine.jit import kernel
+from loadgen.engine.link import blocks_of, prefetch, pump
+from loadgen.engine.pages import empty_group, map_group, unmap_group
+from loadgen.engine.records import State
+from loadgen.engine.room import hard_groups
+from loadgen.engine.waiting import arrivals, give_up
+
+
+@kernel
+def refresh_floors(s: State, c: int) -> None:
+    """Floor of each worker: its largest running or next request and one scheduling step; empty groups beyond
+    the hard quota go back."""
+    card = s.card[c]
+    for w in range(card.first, card.first + card.workers):
+        worker = s.worker[w]
+        largest = 0
+        for i in range(worker.n_dec):
+            largest = max(largest, s.request[s.dec_request[w, i]].reserved)
+        for i in range(worker.n_pre):
+            largest = max(largest, s.request[s.pre_request[w, i]].reserved)
+        if worker.q_head >= 0:
+            largest = max(largest, s.request[worker.q_head].need)
+        worker.floor_blocks = min(worker.pool, largest + blocks_of(worker.batch_tokens, worker.block_tokens))
+    for w in range(card.first, card.first + card.workers):
+        worker = s.worker[w]
+        if worker.physical == 0:
+            quota = hard_groups(s, w)
+            while worker.mapped > quota:
+                g = empty_group(s, w)
+                if g < 0:
+                    break
+                unmap_group(s, w, g)
+
+
+@kernel
+def premap(s: State, w: int) -> None:
+    """A vLLM-like engine maps its whole pool when it starts."""
+    worker = s.worker[w]
+    while worker.physical == 1 and worker.mapped < worker.premapped and map_group(s, w):
+        pass
+    worker.stall = 0.0
+
+
+@kernel
+def _check_memory(s: State, c: int, t: float) -> None:
+    """Did the card run out? Then the engine that mapped last hits the error and starts anew; where that one is
+    starting already, the one that holds most."""
+    card = s.card[c]
+    used = card.weights + card.runtime + card.mapped_bytes
+    for w in range(card.first, card.first + card.workers):
+        used += s.worker[w].activation
+    if used <= card.hbm:
+        return
+    w = card.last_mapper
+    if s.worker[w].starting_until > t:
+        for n in range(card.first, card.first + card.workers):
+            if s.worker[n].mapped * s.worker[n].group_bytes > s.worker[w].mapped * s.worker[w].group_bytes:
+                w = n
+    worker = s.worker[w]
+    crash(s, w, t, card.restart_s)
+    for g in range(worker.group_at, worker.group_at + worker.groups):
+        if s.group[g].mapped == 1:
+            unmap_group(s, w, g)
+    worker.stall = 0.0
+    worker.activation = 0.0
+    premap(s, w)
+
+
+@kernel
+def _account(s: State, c: int) -> None:
+    """Sum the card's use for its time mean: weights, KV of running requests (and of idle ones), activation."""
+    card = s.card[c]
+    live = card.weights
+    idle = 0.0
+    for w in range(card.first, card.first + card.workers):
+        worker = s.worker[w]
+        held = worker.mapped * worker.bpg - worker.free
+        live += (held - worker.idle_blocks) * worker.block_bytes + worker.activation
+        idle += worker.idle_blocks * worker.block_bytes
+    card.utilisation += live / card.hbm
+    card.utilisation_idle += (live + idle) / card.hbm
+
+
+@kernel
+def step_card(s: State, c: int, count: int) -> None:
+    """Advance one card by ``count`` sub-steps."""
+    card = s.card[c]
+    first = card.first
+    last = card.first + card.workers
+    dt = card.substep
+    for _ in range(count):
+        t = card.substeps * dt
+        if card.substeps % card.control_every == 0:
+            refresh_floors(s, c)
+        pump(s, c, dt)
+        if card.substeps % card.prefetch_every == 0:
+            prefetch(s, c, t)
+        busy = 0
+        for w in range(first, last):
+            worker = s.worker[w]
+            arrivals(s, w, t)
+            if card.substeps % card.timeout_every == 0:
+                prefill_gives_up(s, w, t)
+                give_up(s, w, t)
+            admit(s, w, t)
+            worker.credit = min(worker.credit + dt, worker.premap_s)
+            if ready(s, w):
+                busy += 1
+        stall = min(card.stall, dt)
+        card.stall -= stall
+        for w in range(first, last):
+            worker = s.worker[w]
+            if not ready(s, w):
+                worker.activation = worker.act_base if t >= worker.starting_until else 0.0
+                worker.stall = 0.0
+                continue
+            late = min(worker.stall, dt - stall)
+            worker.stall -= late
+            device_s = (dt - stall - late) / busy
+            if device_s > 0.0:
+                run(s, w, t, dt, device_s)
+        _check_memory(s, c, t + dt)
+        _account(s, c)
+        card.substeps += 1
+
+
+@kernel
+def advance(s: State, count: int) -> None:
+    """Advance all cards by ``count`` sub-steps, one card after another: they share nothing."""
+    for c in range(len(s.card)):
+        card = s.card[c]
+        card.moved = 0.0
+        for w in range(card.first, card.first + card.workers):
+            s.worker[w].recent_iterations = 0.0
+            s.worker[w].recent_time = 0.0
+        step_card(s, c, count)

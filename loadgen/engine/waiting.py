@@ -1,0 +1,204 @@
+"""Requests outside the batch: arrivals to come, the queue, clients that give up, and how a turn ends."""
+
+from __future__ import annotations
+
+import math
+
+from loadgen.engine.jit import kernel
+from loadgen.engine.link import blocks_of, cancel, host_truncate
+from loadgen.engine.pages import release
+from loadgen.engine.records import (
+    CLIENT_TIMEOUT,
+    LANE_SWAP,
+    NEVER_FITS,
+    REJECTED,
+    WAITING,
+    State,
+)
+from loadgen.engine.room import idle_remove
+
+MEDIAN_STEP = 1.05
+"""A think time above the running median raises it by this factor, one below lowers it."""
+
+
+@kernel
+def heap_push(s: State, w: int, t: float, r: int) -> None:
+    """A later turn arrives at ``t``."""
+    worker = s.worker[w]
+    base = worker.request_at
+    i = worker.heap_len
+    worker.heap_len = i + 1
+    while i > 0:
+        parent = (i - 1) >> 1
+        if s.heap_t[base + parent] <= t:
+            break
+        s.heap_t[base + i] = s.heap_t[base + parent]
+        s.heap_r[base + i] = s.heap_r[base + parent]
+        i = parent
+    s.heap_t[base + i] = t
+    s.heap_r[base + i] = r
+
+
+@kernel
+def heap_pop(s: State, w: int) -> int:
+    """The request of the earliest later turn; the heap is not empty."""
+    worker = s.worker[w]
+    base = worker.request_at
+    top = s.heap_r[base]
+    n = worker.heap_len - 1
+    worker.heap_len = n
+    t = s.heap_t[base + n]
+    r = s.heap_r[base + n]
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= n:
+            break
+        if child + 1 < n and s.heap_t[base + child + 1] < s.heap_t[base + child]:
+            child += 1
+        if s.heap_t[base + child] >= t:
+            break
+        s.heap_t[base + i] = s.heap_t[base + child]
+        s.heap_r[base + i] = s.heap_r[base + child]
+        i = child
+    s.heap_t[base + i] = t
+    s.heap_r[base + i] = r
+    return int(top)
+
+
+@kernel
+def queue_push(s: State, w: int, r: int, front: bool) -> None:
+    """Put a request into the queue: new ones at the end, preempted ones at the front."""
+    worker = s.worker[w]
+    request = s.request[r]
+    request.phase = WAITING
+    worker.q_len += 1
+    if worker.q_head < 0:
+        request.q_prev = -1
+        request.q_next = -1
+        worker.q_head = r
+        worker.q_tail = r
+    elif front:
+        request.q_prev = -1
+        request.q_next = worker.q_head
+        s.request[worker.q_head].q_prev = r
+        worker.q_head = r
+    else:
+        request.q_next = -1
+        request.q_prev = worker.q_tail
+        s.request[worker.q_tail].q_next = r
+        worker.q_tail = r
+    worker.next_timeout = min(worker.next_timeout, request.timeout)
+
+
+@kernel
+def queue_remove(s: State, w: int, r: int) -> None:
+    """Take a request out of the queue."""
+    worker = s.worker[w]
+    request = s.request[r]
+    worker.q_len -= 1
+    if request.q_prev >= 0:
+        s.request[request.q_prev].q_next = request.q_next
+    else:
+        worker.q_head = request.q_next
+    if request.q_next >= 0:
+        s.request[request.q_next].q_prev = request.q_prev
+    else:
+        worker.q_tail = request.q_prev
+
+
+@kernel
+def end_turn(s: State, w: int, r: int, t: float) -> None:
+    """The turn is over, answered or not: its session thinks, or ends and leaves nothing behind."""
+    request = s.request[r]
+    q = request.seq
+    seq = s.sequence[q]
+    if request.next >= 0:
+        following = s.request[request.next]
+        following.arrival = t + request.think
+        heap_push(s, w, following.arrival, request.next)
+        seq.idle_since = t
+        seq.due = t + (s.think[w, seq.klass] + seq.thinks * seq.think) / (1 + seq.thinks)
+        return
+    cancel(s, q)
+    if seq.idle == 1:
+        idle_remove(s, w, q)
+    if seq.blocks > 0:
+        release(s, w, q)
+    host_truncate(s, q, 0)
+
+
+@kernel
+def reject(s: State, w: int, r: int, t: float, reason: int) -> None:
+    """End a request without its last token. The session goes on, so that all policies are offered the same."""
+    worker = s.worker[w]
+    request = s.request[r]
+    request.phase = REJECTED
+    request.reason = reason
+    request.finish = t
+    worker.rejected += 1
+    if reason >= CLIENT_TIMEOUT:
+        worker.judged += 1
+        worker.violations += 1
+    end_turn(s, w, r, t)
+
+
+@kernel
+def arrive(s: State, w: int, r: int) -> None:
+    """A request reaches the engine's queue, or is refused at once."""
+    worker = s.worker[w]
+    request = s.request[r]
+    seq = s.sequence[request.seq]
+    worker.arrived += 1
+    request.timeout = request.arrival + request.patience if s.card[worker.card].timeouts == 1 else math.inf
+    if seq.request != r:
+        gap = request.arrival - seq.idle_since
+        seq.thinks += 1
+        seq.think += (gap - seq.think) / seq.thinks
+        if gap > s.think[w, seq.klass]:
+            s.think[w, seq.klass] *= MEDIAN_STEP
+        else:
+            s.think[w, seq.klass] /= MEDIAN_STEP
+        if seq.lane == LANE_SWAP:
+            cancel(s, request.seq)
+        seq.request = r
+    if request.reason > 0:
+        reject(s, w, r, request.arrival, request.reason)
+    elif blocks_of(request.prompt + request.output, worker.block_tokens) + 1 > worker.pool:
+        reject(s, w, r, request.arrival, NEVER_FITS)
+    else:
+        request.need = min(blocks_of(request.prompt + request.max_tokens, worker.block_tokens), worker.pool)
+        queue_push(s, w, r, False)
+
+
+@kernel
+def arrivals(s: State, w: int, t: float) -> None:
+    """Everything that has arrived by ``t``."""
+    worker = s.worker[w]
+    while worker.first_at < worker.first_end and s.request[s.first[worker.first_at]].arrival <= t:
+        r = s.first[worker.first_at]
+        worker.first_at += 1
+        arrive(s, w, r)
+    while worker.heap_len > 0 and s.heap_t[worker.request_at] <= t:
+        arrive(s, w, heap_pop(s, w))
+
+
+@kernel
+def give_up(s: State, w: int, t: float) -> None:
+    """Clients in the queue that have waited too long for a first token go."""
+    worker = s.worker[w]
+    if t < worker.next_timeout:
+        return
+    soonest = math.inf
+    r = worker.q_head
+    while r >= 0:
+        request = s.request[r]
+        after = request.q_next
+        if math.isnan(request.first_token):
+            if request.timeout <= t:
+                queue_remove(s, w, r)
+                reject(s, w, r, t, CLIENT_TIMEOUT)
+            else:
+                soonest = min(soonest, request.timeout)
+        r = after
+    worker.next_timeout = soonest

@@ -1,0 +1,166 @@
+"""Compactions and evictions of one worker: tickets, and what became of each action. Pure, accounting only.
+
+The fleet moves bytes while it advances; its counters say later how many. An action's effect is the growth of
+the counter since the action, up to what the action asked for.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final, Literal
+
+import msgspec
+
+from schemas.engine import Failure, Prepare, Ticket
+
+REMEMBERED: Final = 64
+"""Actions and tickets kept for late questions and repeats."""
+
+Stage = Literal["prepared", "copied", "committed", "aborted"]
+
+
+class Movement(msgspec.Struct):
+    """One action's movement; bytes."""
+
+    kind: Literal["compact", "evict"]
+    wanted_bytes: float
+    counter_at: float
+    """The worker's counter when the action came."""
+    mapped_at: float
+    moved_bytes: float = 0.0
+    pages_freed: int = 0
+    done: bool = False
+
+
+class OpenTicket(msgspec.Struct):
+    ticket: Ticket
+    action_id: str
+    lease_ns: int
+    stage: Stage = "prepared"
+
+
+class Movements:
+    """What a worker was told to move, and what it did."""
+
+    def __init__(self) -> None:
+        self.evict_bytes = 0.0
+        """To hand to the fleet with its next advance."""
+        self.compact_bytes = 0.0
+        self.actions: OrderedDict[str, Movement] = OrderedDict()
+        self._tickets: OrderedDict[int, OpenTicket] = OrderedDict()
+        self._next_ticket = 1
+
+    def evict(self, action_id: str, wanted_bytes: float, counter: float, mapped_bytes: float) -> Movement:
+        """Start an eviction; a repeat of the action answers with the first one's movement."""
+        held = self.actions.get(action_id)
+        if held is None:
+            held = self._remember(action_id, Movement("evict", wanted_bytes, counter, mapped_bytes))
+            self.evict_bytes += wanted_bytes
+        return held
+
+    def prepare(
+        self, command: Prepare, now_ns: int, holes_bytes: float, block_bytes: int, group_bytes: int
+    ) -> Ticket | Failure:
+        """A ticket for at most the budget; an empty one where no page group can be gained. ``busy`` while
+        another is open; the same action's repeat gets the ticket it has."""
+        self.expire(now_ns)
+        for one in self._tickets.values():
+            if one.stage in ("prepared", "copied"):
+                if command.action_id and one.action_id == command.action_id:
+                    return one.ticket
+                return Failure("busy", f"ticket {one.ticket.ticket} is open")
+        if command.moves:
+            return Failure("unsupported", "this engine plans its moves itself")
+        if now_ns >= command.lease_ns:
+            return Failure("late", numbers={"now_ns": float(now_ns), "lease_ns": float(command.lease_ns)})
+        amount = min(float(command.budget_bytes), holes_bytes)
+        if holes_bytes < group_bytes or amount < block_bytes:
+            return Ticket(0, 0, 0)
+        moves = int(amount // block_bytes)
+        ticket = Ticket(self._next_ticket, moves, moves * block_bytes)
+        self._next_ticket += 1
+        self._tickets[ticket.ticket] = OpenTicket(ticket, command.action_id, command.lease_ns)
+        while len(self._tickets) > REMEMBERED:
+            self._tickets.popitem(last=False)
+        return ticket
+
+    def copy(self, number: int) -> Failure | None:
+        """Copy a prepared ticket's blocks."""
+        one = self._tickets.get(number)
+        if one is None or one.stage == "aborted":
+            return _unknown(number)
+        if one.stage == "prepared":
+            one.stage = "copied"
+        return None
+
+    def commit(self, number: int, counter: float, mapped_bytes: float) -> Movement | Failure:
+        """Re-point what was copied; from here on nothing can be taken back."""
+        one = self._tickets.get(number)
+        if one is None or one.stage == "aborted":
+            return _unknown(number)
+        if one.stage == "prepared":
+            return Failure("busy", f"ticket {number} is not copied yet")
+        action_id = one.action_id or f"ticket-{number}"
+        if one.stage == "copied":
+            one.stage = "committed"
+            self.compact_bytes += one.ticket.bytes
+            self._remember(action_id, Movement("compact", float(one.ticket.bytes), counter, mapped_bytes))
+        return self.actions.get(action_id) or _unknown(number)
+
+    def abort(self, number: int) -> Failure | None:
+        """Give a ticket up; a committed one cannot be."""
+        one = self._tickets.get(number)
+        if one is None or one.stage == "committed":
+            return _unknown(number)
+        one.stage = "aborted"
+        return None
+
+    def expire(self, now_ns: int) -> int:
+        """Abort tickets whose lease ran out; gives how many."""
+        late = [one for one in self._tickets.values() if one.stage in ("prepared", "copied") and now_ns >= one.lease_ns]
+        for one in late:
+            one.stage = "aborted"
+        return len(late)
+
+    def abort_open(self) -> int:
+        """Abort every open ticket: the worker's own lease ran out."""
+        count = 0
+        for one in self._tickets.values():
+            if one.stage in ("prepared", "copied"):
+                one.stage = "aborted"
+                count += 1
+        return count
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of blocks under relocation."""
+        return sum(one.ticket.bytes for one in self._tickets.values() if one.stage in ("prepared", "copied"))
+
+    def take(self) -> tuple[float, float]:
+        """(evict, compact) bytes for the fleet's next advance; asked for once."""
+        amounts = self.evict_bytes, self.compact_bytes
+        self.evict_bytes = self.compact_bytes = 0.0
+        return amounts
+
+    def advanced(self, evicted: float, compacted: float, mapped_bytes: float, group_bytes: int) -> None:
+        """A step passed: the counters say what moved. An action that moved nothing more is done."""
+        for movement in self.actions.values():
+            if movement.done:
+                continue
+            counter = evicted if movement.kind == "evict" else compacted
+            if counter < movement.counter_at:  # the engine restarted and counts from zero
+                movement.counter_at = 0.0
+            moved = min(counter - movement.counter_at, movement.wanted_bytes)
+            movement.done = moved >= movement.wanted_bytes or moved <= movement.moved_bytes
+            movement.moved_bytes = max(moved, movement.moved_bytes)
+            movement.pages_freed = max(int((movement.mapped_at - mapped_bytes) // group_bytes), 0)
+
+    def _remember(self, action_id: str, movement: Movement) -> Movement:
+        self.actions[action_id] = movement
+        while len(self.actions) > REMEMBERED:
+            self.actions.popitem(last=False)
+        return movement
+
+
+def _unknown(number: int) -> Failure:
+    return Failure("unknown_ticket", f"ticket {number}")

@@ -1,0 +1,64 @@
+"""The policies that the table compares, by name (DESIGN section 7, "Examination")."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from loadgen.engine.specs import EngineMode
+
+AIR_BAG_BYTES: Final = 20e9
+"""What article 1's operators keep free on every card."""
+
+Control = Literal["hold", "fixed", "heuristic", "dqn"]
+
+
+class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine admits and caches, and who decides every 2 s."""
+
+    name: str
+    mode: EngineMode
+    control: Control = "hold"
+    rho: float = 1.0
+    meaning: str = ""
+
+
+def policy_named(name: str) -> PolicySpec:
+    """The policy of a DESIGN name; ValueError for an unknown one."""
+    kind, _, value = name.partition(":")
+    if kind == "fixed" and value:
+        return PolicySpec(
+            name=name, mode=EngineMode(), control="fixed", rho=float(value),
+            meaning=f"reserves against {value} x Q0, never acts",
+        )  # fmt: skip
+    if name not in _NAMED:
+        raise ValueError(f"policy {name!r}: expected fixed:RHO or one of {', '.join(_NAMED)}")
+    return _NAMED[name]
+
+
+_NAMED: Final = {
+    spec.name: spec
+    for spec in (
+        PolicySpec(
+            name="static",
+            mode=EngineMode(air_bag_bytes=AIR_BAG_BYTES),
+            meaning="article 1's air-bag: reserves against Q0 less 20 GB a card",
+        ),
+        PolicySpec(name="rho_1.0", mode=EngineMode(), meaning="reserves against Q0"),
+        PolicySpec(
+            name="vllm_recompute",
+            mode=EngineMode(admission="physical"),
+            meaning="admits what fits now, preempts and recomputes",
+        ),
+        PolicySpec(
+            name="vllm_offload",
+            mode=EngineMode(admission="physical", offload=True),
+            meaning="the same with finished turns copied to host memory",
+        ),
+        PolicySpec(
+            name="heuristic", mode=EngineMode(), control="heuristic", meaning="Tidegate's rules every 2 s"
+        ),
+        PolicySpec(name="dqn", mode=EngineMode(), control="dqn", meaning="Tidegate's network every 2 s"),
+    )
+}

@@ -1,0 +1,74 @@
+"""What the actuator counts and times of itself. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.outcomes import OutcomeKind, Refusal, Status, WorkerOutcome
+
+SENT_HEADER = "tg-sent-ns"
+"""Header that telemetry may set and the services in between hand on: CLOCK_REALTIME ns of the sample's publish."""
+
+RECENT = 200_000
+"""Latencies kept for a benchmark, the newest ones."""
+
+
+def sent_ns(headers: Mapping[str, str] | None) -> int | None:
+    """When telemetry published the sample that this message goes back to; None when the headers do not say."""
+    text = headers.get(SENT_HEADER) if headers else None
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 20 else None
+
+
+class Counts(msgspec.Struct):
+    """Numbers that only grow, one per kind of event."""
+
+    batches: int = 0
+    duplicates: int = 0
+    superseded: int = 0
+    foreign: int = 0
+    decode_errors: int = 0
+    accepted: int = 0
+    clipped: int = 0
+    deferred: int = 0
+    refused: int = 0
+    completions: int = 0
+    unreachable: int = 0
+    unknown_workers: int = 0
+
+    def outcomes(self, outcomes: Iterable[WorkerOutcome]) -> None:
+        """Count a batch's outcomes."""
+        for one in outcomes:
+            if one.kind == OutcomeKind.COMPLETION:
+                self.completions += 1
+            elif one.status == Status.ACCEPTED:
+                self.accepted += 1
+            elif one.status == Status.CLIPPED:
+                self.clipped += 1
+            elif one.status == Status.DEFERRED:
+                self.deferred += 1
+            else:
+                self.refused += 1
+                self.unreachable += one.refusal == Refusal.ENGINE_UNREACHABLE
+                self.unknown_workers += one.refusal == Refusal.UNKNOWN_WORKER
+
+
+class Latencies:
+    """The newest telemetry-to-action latencies, milliseconds."""
+
+    def __init__(self, limit: int = RECENT) -> None:
+        self._recent: deque[float] = deque(maxlen=limit)
+
+    def add(self, latency_ms: float) -> None:
+        self._recent.append(latency_ms)
+
+    def __len__(self) -> int:
+        return len(self._recent)
+
+    def values_ms(self) -> NDArray[np.float64]:
+        """float64 [n], oldest first."""
+        return np.array(self._recent, np.float64)

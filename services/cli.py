@@ -1,0 +1,124 @@
+"""The `tidegate` command.
+
+Every subcommand imports what it needs when it runs, so that `--help` and a mistake answer at once. A UserError
+is one line on stderr and exit code 2; Ctrl-C is exit code 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from services.errors import UserError
+
+SERVICES = ("telemetry", "featurizer", "decision", "actuator", "learner")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 0, 1 (it failed), 2 (a mistake in what was asked) or 130 (Ctrl-C)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments[:1] == ["run"]:
+            return _run(arguments[1:])
+        namespace = _parser().parse_args(arguments)
+        return int(namespace.command(namespace) or 0)
+    except UserError as error:
+        print(f"tidegate: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    from loadgen.demo.options import add_arguments as add_demo_arguments
+
+    parser = argparse.ArgumentParser(
+        prog="tidegate", description="Overcommit GPU memory for LLM inference without running out of it."
+    )
+    commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run one service", add_help=False)
+    run.set_defaults(command=lambda _: _run([]))
+
+    demo = commands.add_parser("demo", help="the closed loop on this machine, with a comparison at the end")
+    add_demo_arguments(demo)
+    demo.set_defaults(command=_demo)
+
+    trace = commands.add_parser("trace", help="look at a request trace").add_subparsers(dest="what", required=True)
+    info = trace.add_parser("info", help="rates, lengths, burstiness, sessions")
+    info.add_argument("file", type=Path)
+    info.add_argument("--format", help="azure, mooncake or sessions; recognised if left out")
+    info.add_argument("--skip-bad", action="store_true", help="leave out malformed lines and count them")
+    info.set_defaults(command=_trace_info)
+
+    bench = commands.add_parser("bench", help="measure").add_subparsers(dest="what", required=True)
+    engine = bench.add_parser("engine", help="worker-steps per second of the emulated engine")
+    engine.add_argument("--steps", type=int, default=300, help="simulated steps of 2 s (default %(default)s)")
+    engine.add_argument("--seed", type=int, default=1)
+    engine.add_argument("--errors", action="store_true", help="also the error against the calibration files")
+    engine.add_argument("--json", type=Path, metavar="FILE")
+    engine.set_defaults(command=_bench_engine)
+    loop = bench.add_parser("loop", help="telemetry-to-action latency and CPU of the five services")
+    loop.add_argument("--workers", type=int, default=10_000)
+    loop.add_argument("--per-node", type=int, default=8)
+    loop.add_argument("--seconds", type=float, default=30.0)
+    loop.add_argument("--json", type=Path, metavar="FILE")
+    loop.set_defaults(command=_bench_loop)
+    return parser
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] not in SERVICES:
+        found = repr(arguments[0]) if arguments else "nothing"
+        raise UserError(f"tidegate run: found {found}, expected one of {', '.join(SERVICES)}")
+    from services import runtime
+
+    name, *rest = arguments
+    service: Any = importlib.import_module(f"services.{name}.service")
+    return runtime.main(name, service.Settings, service.build, rest)
+
+
+def _demo(namespace: argparse.Namespace) -> int:
+    from loadgen.demo import options, run
+
+    return run.main(options.parse(namespace))
+
+
+def _trace_info(namespace: argparse.Namespace) -> None:
+    from loadgen.traces import trace_info
+
+    print(trace_info(namespace.file, namespace.format, namespace.skip_bad))
+
+
+def _bench_engine(namespace: argparse.Namespace) -> None:
+    from loadgen.bench import engine
+
+    _report(engine.bench_engine(steps=namespace.steps, seed=namespace.seed, errors=namespace.errors), namespace.json)
+
+
+def _bench_loop(namespace: argparse.Namespace) -> None:
+    from loadgen.bench import loop
+
+    _report(
+        loop.bench_loop(workers=namespace.workers, per_node=namespace.per_node, seconds=namespace.seconds),
+        namespace.json,
+    )
+
+
+def _report(result: dict[str, Any], path: Path | None) -> None:
+    """Print the figures, and write them to ``path`` whole or not at all."""
+    text = json.dumps(result, indent=2)
+    print(text)
+    if path is not None:
+        from loadgen.demo.report import write_atomically
+
+        write_atomically(path, text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""Which policies there are and which of them acts: what the pointers in ``tg_policy`` come to. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from schemas.features import FEATURE_HASH
+from schemas.policies import HEURISTIC, KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer
+from services import qweights
+from services.decision.heuristic import HeuristicSettings
+from services.decision.policy import DqnPolicy, Policy, rule
+from services.errors import PolicyError, SettingsError
+
+KEYS: Final[tuple[str, ...]] = (KEY_CHAMPION, KEY_CANDIDATE)
+
+
+def read_pointer(key: str, value: bytes) -> PolicyPointer:
+    """The pointer in a KV value; PolicyError says what is wrong with it."""
+    try:
+        pointer = msgspec.json.decode(value, type=PolicyPointer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PolicyError(f"tg_policy/{key}: no policy pointer: {error}") from error
+    if not pointer.version:
+        raise PolicyError(f"tg_policy/{key}: the version is empty")
+    return pointer
+
+
+def admit_network(pointer: PolicyPointer, data: bytes) -> DqnPolicy:
+    """The network that ``pointer`` names, from the object ``data``.
+
+    PolicyError unless the bytes have the pointer's digest, were trained on this feature table, carry the
+    pointer's version, and hold finite weights of the right shapes.
+    """
+    found = qweights.digest(data)
+    if found != pointer.sha256.lower():
+        raise PolicyError(f"policy {pointer.version!r}: sha256 {found}, the pointer says {pointer.sha256!r}")
+    if pointer.feature_hash and pointer.feature_hash != FEATURE_HASH:
+        raise PolicyError(
+            f"policy {pointer.version!r}: the pointer names feature table {pointer.feature_hash!r}, "
+            f"this program has {FEATURE_HASH!r}"
+        )
+    weights = qweights.load(data)
+    if weights.version != pointer.version:
+        raise PolicyError(f"policy {pointer.version!r}: the weights say they are version {weights.version!r}")
+    return DqnPolicy(weights)
+
+
+def admit_rule(pointer: PolicyPointer, settings: HeuristicSettings, rng: np.random.Generator) -> Policy:
+    """The rule that a pointer of another kind than ``dqn`` names; PolicyError for an unknown one."""
+    name = pointer.version if pointer.kind == "fixed" else pointer.kind
+    try:
+        return rule(name, settings, rng)
+    except SettingsError as error:
+        raise PolicyError(f"policy {pointer.version!r}: {error}") from error
+
+
+class InForce(NamedTuple):
+    """The policy that acts and the one that only says what it would have done."""
+
+    acting: Policy
+    shadow: Policy | None
+
+
+class Book:
+    """Valid policies by pointer, and who acts under the setting ``policy``.
+
+    A refused pointer is never entered, so what was in force stays; a deleted one makes room for the
+    heuristic. ``rules`` name themselves in the setting and act whatever the pointers say.
+    """
+
+    def __init__(self, setting: str, settings: HeuristicSettings, rng: np.random.Generator) -> None:
+        self._setting = setting
+        self._heuristic = rule(HEURISTIC, settings, rng)
+        self._forced = None if setting in ("champion", "dqn") else rule(setting, settings, rng)
+        self._held: dict[str, Policy] = {}
+        self._newest: tuple[tuple[int, int], DqnPolicy] | None = None
+        self.in_force = self._decide()
+
+    def enter(self, key: str, policy: Policy | None, pointer: PolicyPointer | None = None) -> InForce:
+        """Note what ``key`` (champion or candidate) now names, None when it was deleted."""
+        if policy is None:
+            self._held.pop(key, None)
+        else:
+            self._held[key] = policy
+        if isinstance(policy, DqnPolicy):
+            age = (pointer.created_ns, pointer.transitions) if pointer else (0, 0)
+            if self._newest is None or age >= self._newest[0]:
+                self._newest = (age, policy)
+        self.in_force = self._decide()
+        return self.in_force
+
+    def _decide(self) -> InForce:
+        newest = self._newest[1] if self._newest else None
+        champion = self._held.get(KEY_CHAMPION, self._heuristic)
+        candidate = self._held.get(KEY_CANDIDATE)
+        if self._setting == "dqn":
+            acting: Policy = newest or self._heuristic
+            shadow = candidate
+        else:
+            acting = self._forced or champion
+            shadow = candidate or newest
+        if shadow is not None and shadow.version == acting.version:
+            shadow = None
+        return InForce(acting, shadow)

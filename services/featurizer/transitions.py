@@ -1,0 +1,279 @@
+"""Transitions: state, executed action, reward, next state, next mask, for each worker and step.
+
+The sample of step t brings state t and the reward of step t-1, the outcome of step t its executed action and
+mask. Transition t is whole, and is given out, when the outcome of step t+1 brings the next mask; one that
+ended out of memory waits for nothing and goes with the next sample at the latest. A lost sample or outcome,
+a hold of the featurizer's, an absent reward: no transition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.actions import ACTION_COUNT, ALL_ACTIONS
+from schemas.codec import pack
+from schemas.features import FEATURE_COUNT, FEATURE_HASH
+from schemas.identity import SCHEMA_VERSION
+from schemas.outcomes import OutcomeBatch, OutcomeKind, WorkerOutcome
+from schemas.transitions import REWARD_PARTS, TransitionBatch
+from services.featurizer.roster import Node
+from services.featurizer.tracker import States, Tracker
+from services.featurizer.validate import Counts
+
+_NEVER: Final = -(2**62)
+_OOM: Final = REWARD_PARTS.index("oom")
+_OBJECTIVES: Final = [REWARD_PARTS.index("article"), REWARD_PARTS.index("goodput")]
+MAX_POLICIES: Final = 1024
+"""Distinct behaviour policies that are told apart; later names travel as ``other``."""
+
+
+class _Ended(NamedTuple):
+    """A step of a node whose transitions may be whole: its workers and their rows."""
+
+    node: Node
+    step: int
+    t_ns: int
+    workers: list[str]
+    rows: list[int]
+
+
+class Transitions:
+    """Pairs states and outcomes of all workers. Two steps of each are kept, in the slots step % 2.
+
+    Discounts are 1 where a trajectory goes on and 0 where it ends: by how much the future counts less is the
+    learner's business. Not thread-safe; does no I/O.
+    """
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.counts: Counts = {}
+        self._tracker = tracker
+        self._capacity = 0
+        self._states = np.empty((2, 0, FEATURE_COUNT), np.float32)
+        self._state_steps = np.empty((2, 0), np.int64)
+        self._held = np.empty((2, 0), np.bool_)
+        self._rewards = np.empty((2, 0, len(REWARD_PARTS)), np.float32)
+        """Slot of step t+1: the reward of step t."""
+        self._outcome_steps = np.empty((2, 0), np.int64)
+        self._actions = np.empty((2, 0), np.uint8)
+        self._masks = np.empty((2, 0), np.uint8)
+        self._probabilities = np.empty((2, 0), np.float32)
+        self._policies = np.empty((2, 0), np.int64)
+        self._policy_names: list[str] = ["other"]
+        self._policy_numbers: dict[str, int] = {"other": 0}
+        self._crashed: dict[str, tuple[int, _Ended]] = {}
+        """By node: boot and workers of a sample with a crash whose outcome has not come."""
+
+    def sampled(self, states: States) -> list[TransitionBatch]:
+        """Take the states of some nodes; transitions that ended in a crash and waited for an outcome in vain."""
+        self._grow()
+        overdue: list[_Ended] = []
+        if self._crashed:
+            for span in states.spans:
+                boot_id, waiting = self._crashed.pop(span.node.name, (-1, None))
+                if waiting is not None and boot_id == span.node.boot_id:
+                    overdue.append(waiting)
+        out = self._emit(overdue)
+        if len(states.fresh):
+            self._state_steps[:, states.fresh] = _NEVER
+            self._outcome_steps[:, states.fresh] = _NEVER
+        slots = states.steps & 1
+        self._states[slots, states.rows] = states.features
+        self._state_steps[slots, states.rows] = states.steps
+        self._held[slots, states.rows] = states.holds != 0
+        self._rewards[slots, states.rows] = states.rewards
+        ended = states.rewards[:, _OOM] > 0
+        if ended.any():
+            for span in states.spans:
+                places = np.flatnonzero(ended[span.start : span.stop]).tolist()
+                if places:
+                    workers = [span.sample.workers[place] for place in places]
+                    rows = [int(span.layout.rows[place]) for place in places]
+                    end = _Ended(span.node, span.sample.step, span.sample.t_ns, workers, rows)
+                    self._crashed[span.node.name] = (span.node.boot_id, end)
+        return out
+
+    def executed(self, outcomes: Sequence[OutcomeBatch]) -> list[TransitionBatch]:
+        """Take outcomes, in order; the transitions of the steps before them that are now whole."""
+        self._grow()
+        out: list[TransitionBatch] = []
+        pending = list(outcomes)
+        while pending:
+            taken: set[str] = set()
+            later: list[OutcomeBatch] = []
+            ended: list[_Ended] = []
+            receipts: list[WorkerOutcome] = []
+            for outcome in pending:
+                if outcome.node in taken:
+                    later.append(outcome)
+                    continue
+                taken.add(outcome.node)
+                end = self._receive(outcome, receipts)
+                if end is not None:
+                    ended.append(end)
+            if ended:
+                self._keep(ended, receipts)
+                out.extend(self._emit(ended))
+            pending = later
+        return out
+
+    def forget(self, nodes: Sequence[str]) -> None:
+        """Nodes that the tracker forgot."""
+        for name in nodes:
+            self._crashed.pop(name, None)
+
+    def _receive(self, batch: OutcomeBatch, receipts: list[WorkerOutcome]) -> _Ended | None:
+        """Append the outcome's receipts; None and a count when it is not of the node's present steps."""
+        node = self._tracker.node(batch.node)
+        if node is None:
+            self._count("unknown_node")
+            return None
+        if batch.boot_id != node.boot_id or not max(node.outcome_step, node.step - 2) < batch.step <= node.step:
+            # Later than the node's newest sample: commanded on one that this process never saw.
+            unseen = (batch.boot_id, batch.step) > node.order
+            self._count("outcome_without_sample" if unseen else "old_outcome")
+            return None
+        known = node.rows
+        mine = [
+            o
+            for o in batch.outcomes
+            if o.kind == OutcomeKind.RECEIPT
+            and o.worker in known
+            and 0 <= o.executed_action < ACTION_COUNT
+            and 0 < o.mask <= ALL_ACTIONS
+            and 0.0 <= o.probability <= 1.0
+        ]
+        if len(mine) < len(batch.outcomes):
+            self._count_faults(batch, known)
+        if not mine:
+            return None
+        workers = [o.worker for o in mine]
+        if len(set(workers)) < len(workers):
+            self._count("repeated_worker")
+            return None
+        node.outcome_step = batch.step
+        receipts.extend(mine)
+        return _Ended(node, batch.step, batch.t_ns, workers, [known[worker] for worker in workers])
+
+    def _keep(self, ended: list[_Ended], receipts: list[WorkerOutcome]) -> None:
+        rows, steps = _rows_and_steps(ended)
+        slots = steps & 1
+        actions = np.array([o.executed_action for o in receipts], np.int64)
+        self._outcome_steps[slots, rows] = steps
+        self._actions[slots, rows] = actions
+        self._masks[slots, rows] = [o.mask for o in receipts]
+        self._probabilities[slots, rows] = [o.probability for o in receipts]
+        numbers = self._policy_numbers
+        for name in {o.policy for o in receipts} - numbers.keys():
+            self._learn_policy(name)
+        self._policies[slots, rows] = [numbers.get(o.policy, 0) for o in receipts]
+        self._tracker.executed_rows(rows, actions, steps)
+
+    def _emit(self, ended: list[_Ended]) -> list[TransitionBatch]:
+        """The whole transitions that end in these steps, one batch for each node that has any."""
+        if not ended:
+            return []
+        if self._crashed:
+            for end in ended:
+                self._crashed.pop(end.node.name, None)
+        rows, steps = _rows_and_steps(ended)
+        now, then = steps & 1, (steps - 1) & 1
+        rewards = self._rewards[now, rows]
+        crashed = rewards[:, _OOM] > 0
+        begun = (
+            (self._state_steps[now, rows] == steps)
+            & (self._state_steps[then, rows] == steps - 1)
+            & (self._outcome_steps[then, rows] == steps - 1)
+        )
+        self._count("gap", int(np.count_nonzero(~begun & ~self._held[now, rows])))
+        answered = self._outcome_steps[now, rows] == steps
+        whole = begun & ~self._held[then, rows] & (crashed | (answered & ~self._held[now, rows]))
+        whole &= np.isfinite(rewards[:, _OBJECTIVES]).all(axis=1)
+        picked = np.flatnonzero(whole)
+        if not len(picked):
+            return []
+        ends = np.cumsum([len(end.rows) for end in ended])
+        cuts = np.searchsorted(picked, ends).tolist()
+        rows, now, then, crashed = rows[picked], now[picked], then[picked], crashed[picked]
+        parts = (
+            _Part(pack(self._states[then, rows], "<f4"), 4 * FEATURE_COUNT),
+            _Part(pack(self._states[now, rows], "<f4"), 4 * FEATURE_COUNT),
+            _Part(self._actions[then, rows].tobytes(), 1),
+            _Part(self._masks[then, rows].tobytes(), 1),
+            _Part(np.where(answered[picked], self._masks[now, rows], 1).astype("u1").tobytes(), 1),
+            _Part(pack(self._probabilities[then, rows], "<f4"), 4),
+            _Part(pack(rewards[picked], "<f4"), 4 * len(REWARD_PARTS)),
+            _Part(pack(~crashed, "<f4"), 4),
+            _Part(pack(crashed, "u1"), 1),
+        )
+        names = self._policy_names
+        policies = [names[number] for number in self._policies[then, rows].tolist()]
+        places = picked.tolist()
+        out: list[TransitionBatch] = []
+        first = start = 0
+        for end, cut in zip(ended, cuts, strict=True):
+            if cut > start:
+                out.append(
+                    TransitionBatch(
+                        end.node.name,
+                        end.node.boot_id,
+                        end.step - 1,
+                        SCHEMA_VERSION,
+                        end.t_ns,
+                        FEATURE_HASH,
+                        tuple([end.workers[place - first] for place in places[start:cut]]),
+                        tuple(policies[start:cut]),
+                        *[data[start * width : cut * width] for data, width in parts],
+                    )
+                )
+            start = cut
+            first += len(end.rows)
+        return out
+
+    def _learn_policy(self, name: str) -> None:
+        if len(self._policy_names) < MAX_POLICIES:
+            self._policy_numbers[name] = len(self._policy_names)
+            self._policy_names.append(name)
+
+    def _count_faults(self, batch: OutcomeBatch, known: dict[str, int]) -> None:
+        receipts = [o for o in batch.outcomes if o.kind == OutcomeKind.RECEIPT]
+        unknown = sum(o.worker not in known for o in receipts)
+        self._count("unknown_worker", unknown)
+        bad = [
+            o
+            for o in receipts
+            if o.worker in known
+            and not (
+                0 <= o.executed_action < ACTION_COUNT and 0 < o.mask <= ALL_ACTIONS and 0.0 <= o.probability <= 1.0
+            )
+        ]
+        self._count("bad_outcome", len(bad))
+
+    def _grow(self) -> None:
+        more = self._tracker.capacity - self._capacity
+        if more <= 0:
+            return
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                fill = _NEVER if name in ("_state_steps", "_outcome_steps") else 0
+                room = np.full((2, more, *value.shape[2:]), fill, value.dtype)
+                setattr(self, name, np.concatenate((value, room), axis=1))
+        self._capacity += more
+
+    def _count(self, reason: str, number: int = 1) -> None:
+        if number:
+            self.counts[reason, ""] = self.counts.get((reason, ""), 0) + number
+
+
+class _Part(NamedTuple):
+    data: bytes
+    row_bytes: int
+
+
+def _rows_and_steps(ended: list[_Ended]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    rows = np.array([row for end in ended for row in end.rows], np.int64)
+    steps = np.repeat(np.array([end.step for end in ended], np.int64), [len(end.rows) for end in ended])
+    return rows, steps

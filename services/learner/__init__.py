@@ -1,0 +1,1 @@
+"""The learner: transitions in, candidate policies out. It is never trusted; an examiner judges what it makes."""

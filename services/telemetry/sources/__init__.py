@@ -1,0 +1,1 @@
+"""Sources: where a node's numbers come from. Each yields readings; none knows the bus."""

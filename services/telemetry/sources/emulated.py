@@ -1,0 +1,148 @@
+"""The emulated node: a long poll on its Unix socket ``node.sock``, verb ``sample`` of the engine protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from schemas.engine import HEADER_BYTES, REPLY, Failure, Reply, Request, Sample, SampleReply, frame, frame_length
+from schemas.identity import STEP_S
+from schemas.metrics import METRICS
+from services.clock import Clock
+from services.errors import EngineRefused, EngineUnreachable
+from services.telemetry.sources.reading import Reading
+
+NODE_SOCKET: Final = "node.sock"
+NEWEST: Final = -1
+"""``after_step`` that asks for the newest sample now."""
+_GRACE_S: Final = 5.0
+"""How much longer than its own time limit a poll may take before the node counts as silent."""
+
+
+class NodeClient:
+    """One connection to a node's socket; requests one after another."""
+
+    def __init__(self, node: str, path: Path) -> None:
+        self._node = node
+        self._path = path
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._seq = 0
+
+    @property
+    def connected(self) -> bool:
+        return self._writer is not None
+
+    async def sample(self, request: Sample) -> tuple[int, SampleReply]:
+        """The node's clock and the reply, connecting first when needed.
+
+        EngineUnreachable when the node is away, silent or answers something else, after which the connection
+        is closed; EngineRefused for a Failure.
+        """
+        try:
+            async with asyncio.timeout(request.timeout_s + _GRACE_S):
+                reply = await self._exchange(request)
+        except TimeoutError as error:
+            self.close()
+            raise EngineUnreachable(self._node, f"no sample within {request.timeout_s + _GRACE_S:g} s") from error
+        except (OSError, EOFError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+            self.close()
+            raise EngineUnreachable(self._node, f"{self._path}: {error or type(error).__name__}") from error
+        except BaseException:
+            # A cancelled exchange leaves its answer in the pipe: it must not meet the next request.
+            self.close()
+            raise
+        if isinstance(reply.body, Failure):
+            raise EngineRefused(self._node, reply.body.reason, dict(reply.body.numbers))
+        if not isinstance(reply.body, SampleReply):
+            self.close()
+            raise EngineUnreachable(self._node, f"answered {type(reply.body).__name__}, expected SampleReply")
+        return reply.t_ns, reply.body
+
+    def close(self) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(OSError, RuntimeError):
+                self._writer.close()
+        self._reader = self._writer = None
+
+    async def _exchange(self, request: Sample) -> Reply:
+        if self._reader is None or self._writer is None:
+            self._reader, self._writer = await asyncio.open_unix_connection(str(self._path))
+        self._seq += 1
+        self._writer.write(frame(Request(self._seq, request)))
+        await self._writer.drain()
+        while True:
+            header = await self._reader.readexactly(HEADER_BYTES)
+            reply = REPLY.decode(await self._reader.readexactly(frame_length(header)))
+            if reply.seq == self._seq:
+                return reply
+
+
+class EmulatedSource:
+    """Readings of one emulated node; reconnects for ever.
+
+    ``position``: boot id and last step given out for the node, as its reader knows them: each request tells
+    the node whose commands count. ``on_error`` hears every failure.
+    """
+
+    name = "emulated"
+
+    def __init__(
+        self,
+        node: str,
+        folder: Path,
+        position: Callable[[], tuple[int, int]],
+        on_error: Callable[[str, Exception], None],
+        clock: Clock,
+        *,
+        poll_s: float = 2 * STEP_S,
+        retry_s: float = 0.1,
+    ) -> None:
+        self._node = node
+        self._client = NodeClient(node, folder / NODE_SOCKET)
+        self._position = position
+        self._on_error = on_error
+        self._clock = clock
+        self._poll_s = poll_s
+        self._retry_s = retry_s
+
+    async def readings(self) -> AsyncIterator[Reading]:
+        """A reading for each new step. After a new connection the newest one comes first, whatever its step:
+        the node may have begun anew."""
+        try:
+            while True:
+                boot_id, last = self._position()
+                after = last if self._client.connected else NEWEST
+                asked_ns = self._clock.now_ns()
+                try:
+                    t_ns, reply = await self._client.sample(Sample(after, boot_id, self._poll_s))
+                    reading = self._read(t_ns, reply, (self._clock.now_ns() - asked_ns) / 1e9)
+                except (EngineUnreachable, EngineRefused) as error:
+                    self._on_error(self._node, error)
+                    await asyncio.sleep(self._retry_s)
+                    continue
+                fresh = reading.step >= 0 and reading.step != (after if after != NEWEST else last)
+                if fresh:
+                    yield reading
+                if reply.finished or (not fresh and after == NEWEST and last == NEWEST):
+                    # Over, or not begun: nothing to wait for in the node.
+                    await asyncio.sleep(self._retry_s)
+        finally:
+            self._client.close()
+
+    def _read(self, t_ns: int, reply: SampleReply, waited_s: float) -> Reading:
+        rows = len(reply.workers)
+        if not rows == len(reply.cards) == len(reply.classes) or len(reply.metrics) != rows * len(METRICS) * 8:
+            if reply.workers or reply.metrics:
+                self._client.close()
+                raise EngineUnreachable(
+                    self._node,
+                    f"a sample of {rows} workers, {len(reply.cards)} cards, {len(reply.classes)} classes and "
+                    f"{len(reply.metrics)} bytes, expected {len(METRICS) * 8} bytes a worker",
+                )
+        return Reading(self._node, reply.step, t_ns, reply.workers, reply.cards, reply.classes, reply.metrics, waited_s)
