@@ -56,9 +56,7 @@ _NAMED: Final = {
             mode=EngineMode(admission="physical", offload=True),
             meaning="the same with finished turns copied to host memory",
         ),
-        PolicySpec(
-            name="heuristic", mode=EngineMode(), control="heuristic", meaning="Tidegate's rules every 2 s"
-        ),
+        PolicySpec(name="heuristic", mode=EngineMode(), control="heuristic", meaning="Tidegate's rules every 2 s"),
         PolicySpec(name="dqn", mode=EngineMode(), control="dqn", meaning="Tidegate's network every 2 s"),
     )
 }

@@ -21,6 +21,7 @@ from loadgen.engine.specs import FleetConfig
 from loadgen.policies import PolicySpec
 from loadgen.requests import RequestTable
 from schemas.actions import ACTION_COUNT, Action, MaskReason
+from schemas.classes import ServiceClass
 from schemas.identity import SCHEMA_VERSION, STEP_NS, STEP_S, worker_id
 from schemas.telemetry import NodeSample
 from services import qweights
@@ -82,7 +83,7 @@ def replay(
     controls = controls or Controls()
     fleet = Fleet(msgspec.structs.replace(config, mode=spec.mode), tables)
     choose = chooser(spec, controls, weights)
-    loop = None if choose is None else _Loop(fleet, config, spec, choose, controls)
+    loop = None if choose is None else _Loop(fleet, config, tables, spec, choose, controls)
     steps = round(duration_s / STEP_S)
     for step in range(steps):
         if loop is not None:
@@ -95,7 +96,15 @@ def replay(
 class _Loop:
     """The control loop of one fleet: sees it as one node with all its cards."""
 
-    def __init__(self, fleet: Fleet, config: FleetConfig, spec: PolicySpec, choose: Choose, controls: Controls) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        config: FleetConfig,
+        tables: Sequence[RequestTable],
+        spec: PolicySpec,
+        choose: Choose,
+        controls: Controls,
+    ) -> None:
         self._fleet = fleet
         self._limits = config.limits
         self._choose = choose
@@ -103,7 +112,7 @@ class _Loop:
         self._goal = spec.rho if spec.control == "fixed" else None
         self._tracker = Tracker()
         self._cards = np.asarray(fleet.card_of, np.int64)
-        self._classes = np.asarray(fleet.classes, np.uint8)
+        self._classes = np.array([_class_of(table) for table in tables], np.uint8)
         self._scales = np.ones(config.cards)
         self._workers = tuple(worker_id(_NODE, int(card), f"w{i}") for i, card in enumerate(self._cards))
         self.counts = np.zeros(ACTION_COUNT, np.int64)
@@ -121,7 +130,6 @@ class _Loop:
         self._fleet.command(
             rho=commands.rho,
             max_running=commands.max_running,
-            hard_bytes=commands.hard_bytes,
             evict_bytes=commands.evict_bytes,
             compact_bytes=commands.compact_bytes,
         )
@@ -142,3 +150,8 @@ class _Loop:
         late = np.zeros(len(self._scales), np.bool_)
         late[self._cards[(reasons == LATE).any(axis=1)]] = True
         return late
+
+
+def _class_of(table: RequestTable) -> int:
+    """A worker's class is that of most of its requests, as the live node says it."""
+    return int(np.bincount(table.service_class).argmax()) if len(table) else int(ServiceClass.CHAT)

@@ -108,7 +108,8 @@ METRICS: Final[tuple[Metric, ...]] = (
       for k in range(HISTOGRAM_BINS)),
     *(Metric(f"ttft_{k:02d}", _N, "requests", 0, _TOTAL, "first tokens by time over the class limit, bin k")
       for k in range(HISTOGRAM_BINS)),
-    *(Metric(f"tpot_{k:02d}", _N, "tokens", 0, _TOTAL, "token gaps by time over the class limit, bin k")
+    *(Metric(f"tpot_{k:02d}", _N, "requests", 0, _TOTAL,
+             "finished requests by mean time per output token over the class limit, bin k")
       for k in range(HISTOGRAM_BINS)),
 )  # fmt: skip
 

@@ -11,9 +11,10 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from services.bus.embedded import EmbeddedServer
 from services.errors import TidegateError
 
 STOP_TIMEOUT_S = 8.0
@@ -73,6 +74,31 @@ class Processes:
         child = Child(name, process, log)
         self.children[name] = child
         return child
+
+    def port_file(self, name: str) -> Path:
+        """Where child ``name`` writes its HTTP port."""
+        return self._folder / f"{name}.port"
+
+    async def start_service(
+        self, service: str, name: str, server: EmbeddedServer, settings: Mapping[str, str], common: Mapping[str, str]
+    ) -> Child:
+        """A service as a child that connects to ``server`` and dies with this process."""
+        everything = {
+            "nats_url": server.url,
+            "nats_user": server.user,
+            "nats_password": server.password,
+            "die_with_parent": "true",
+            "parent_pid": str(os.getpid()),
+            "http_port_file": str(self.port_file(name)),
+            **common,
+        }
+        self.port_file(name).unlink(missing_ok=True)
+        arguments = ["-m", f"services.{service}"]
+        for key, value in settings.items():
+            arguments += ["--set", f"{key}={value}"]
+        return await self.start(
+            name, arguments, {f"TIDEGATE_COMMON_{key.upper()}": value for key, value in everything.items()}
+        )
 
     def check(self) -> None:
         """ChildDied when one ended that nobody stopped."""

@@ -32,7 +32,7 @@ _HEADINGS: Final = (
 REFERENCE: Final = "vllm_offload"
 
 
-class LoopFigures(msgspec.Struct, frozen=True, kw_only=True):
+class LoopFigures(msgspec.Struct, kw_only=True):
     """What the live loop itself did; latencies are wall time from a node's sample to its last command."""
 
     steps: int
@@ -41,10 +41,13 @@ class LoopFigures(msgspec.Struct, frozen=True, kw_only=True):
     latency_p99_ms: float
     policy_versions: list[str]
     dropped: int
-    transitions: int = 0
-    candidates_refused: int = 0
+    candidates: list[str]
+    """Networks that the gate judged."""
+    promoted: list[str]
+    best_candidate_ratio: float
+    """Best candidate's goodput over the heuristic's on the gate's workloads; NaN without one."""
     heuristic_goodput_share: float = math.nan
-    """Live goodput over that of the same policy offline: how far the loop's own cost shows."""
+    """Live goodput over that of the heuristic offline: how far the loop's own cost shows."""
 
 
 def comparison(rows: Mapping[str, Mapping[str, float]]) -> Table:

@@ -126,8 +126,8 @@ class LiveView:
         hidden = len(self.workers) - self.MAX_ROWS
         more = [Text(f"and {hidden} more workers")] if hidden > 0 else []
         shadow = next((row.shadow for row in self.workers.values() if row.shadow), "")
-        told = [Text(f"in shadow, does not act: {shadow}", style="dim")] if shadow else []
-        return Group(Text(headline), table, *more, *told)
+        shadows = [Text(f"in shadow, does not act: {shadow}", style="dim")] if shadow else []
+        return Group(Text(headline), table, *more, *shadows)
 
 
 def reason_of(action: WorkerAction) -> str:

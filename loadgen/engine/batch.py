@@ -24,6 +24,7 @@ from loadgen.engine.records import (
     LANE_WRITE,
     LOADING,
     MAX_BATCH,
+    NONE,
     PREEMPTED_TOO_OFTEN,
     PREFILL,
     State,
@@ -195,7 +196,7 @@ def put_out(s: State, w: int, r: int) -> None:
 def preempt_newest(s: State, w: int, t: float) -> None:
     """Put the request admitted last back to the head of the queue, to be computed again."""
     worker = s.worker[w]
-    newest = -1
+    newest = NONE
     admitted = -1
     for i in range(worker.n_dec):
         r = s.dec_request[w, i]

@@ -194,7 +194,8 @@ def build(config: FleetConfig, tables: Sequence[RequestTable]) -> State:
         row["first_at"] = len(firsts)
         firsts.extend((order + starts[w]).tolist())
         row["first_end"] = len(firsts)
-        row["group_at"], row["chunk_at"], row["chunk_new"] = groups, chunks, chunks
+        row["group_at"] = row["freed_last"] = groups
+        row["chunk_at"] = row["chunk_new"] = chunks
         groups += int(row["groups"])
         chunks += int(row["groups"]) * int(row["bpg"])
         row["chunk_end"] = chunks
@@ -206,22 +207,22 @@ def build(config: FleetConfig, tables: Sequence[RequestTable]) -> State:
         card=_cards(config),
         group=np.zeros(groups, GROUP),
         chunk=np.zeros(chunks, CHUNK),
-        bucket=np.full((workers, 65), -1, np.int32),
-        filled=np.zeros(workers, np.uint64),
-        first=np.array(firsts, np.int32),
+        open=np.zeros((workers, int(worker["groups"].max()) // 64 + 1), np.uint64),
+        first=np.array(firsts, np.int64),
         heap_t=np.zeros(len(request)),
-        heap_r=np.zeros(len(request), np.int32),
-        dec_request=np.zeros((workers, MAX_BATCH), np.int32),
+        heap_r=np.zeros(len(request), np.int64),
+        dec_request=np.zeros((workers, MAX_BATCH), np.int64),
         dec_next=np.zeros((workers, MAX_BATCH)),
-        pre_request=np.zeros((workers, MAX_BATCH), np.int32),
-        scratch=np.zeros((workers, MAX_BATCH), np.int32),
-        mark=np.zeros(groups, np.int32),
-        lane=np.full((config.cards, LANES, 2), -1, np.int32),
+        pre_request=np.zeros((workers, MAX_BATCH), np.int64),
+        scratch=np.zeros((workers, MAX_BATCH), np.int64),
+        mark=np.zeros(groups, np.int64),
+        sizes=np.zeros((workers, 65), np.int64),
+        lane=np.full((config.cards, LANES, 2), -1, np.int64),
         ttft=np.zeros((workers, BINS)),
         tpot=np.zeros((workers, BINS)),
         tpot_limit=np.tile(np.array([one.tpot_s for one in limits]), (workers, 1)),
-        in_class=np.zeros((workers, CLASSES), np.int32),
-        swap_allowed=np.array([int(one.swap_allowed) for one in limits], np.int32),
+        in_class=np.zeros((workers, CLASSES), np.int64),
+        swap_allowed=np.array([int(one.swap_allowed) for one in limits], np.int64),
         idle_before=np.array([one.idle_before_evict_s for one in limits]),
         think=np.tile(np.array(FIRST_THINK_S), (workers, 1)),
     )

@@ -35,8 +35,10 @@ def _pin(s: State, q: int) -> None:
 def _mark(s: State, w: int) -> int:
     """Mark each mapped group with its live blocks, pinned or empty; returns the holes of the partly full."""
     worker = s.worker[w]
+    while worker.top > 0 and s.group[worker.group_at + worker.top - 1].mapped == 0:
+        worker.top -= 1
     holes = 0
-    for g in range(worker.group_at, worker.group_at + worker.groups):
+    for g in range(worker.group_at, worker.group_at + worker.top):
         s.mark[g] = 0
         if s.group[g].mapped == 1:
             free = popcount(s.group[g].free)
@@ -96,21 +98,30 @@ def compact(s: State, w: int, budget_bytes: float) -> None:
         return
     budget = int(budget_bytes / worker.block_bytes)
     holes = _mark(s, w)
+    end = worker.group_at + worker.top
+    for size in range(worker.bpg + 1):
+        s.sizes[w, size] = 0
+    for g in range(worker.group_at, end):
+        if s.mark[g] > 0:
+            s.sizes[w, s.mark[g]] += 1
     live = 0
     sources = 0
-    for size in range(1, min(worker.bpg, budget + 1)):
-        for g in range(worker.group_at, worker.group_at + worker.groups):
-            if s.mark[g] == size and live + size <= budget and holes - (worker.bpg - size) >= live + size:
-                s.mark[g] = SOURCE
-                live += size
-                holes -= worker.bpg - size
-                sources += 1
-        if live + size + 1 > budget:
-            break
+    for size in range(1, worker.bpg):
+        # A source of this size moves ``size`` blocks and takes its own holes out of the destinations.
+        here = min(s.sizes[w, size], (budget - live) // size, (holes - live) // worker.bpg)
+        s.sizes[w, size] = max(0, here)
+        live += size * s.sizes[w, size]
+        holes -= (worker.bpg - size) * s.sizes[w, size]
+        sources += s.sizes[w, size]
+    for g in range(worker.group_at, end):
+        size = s.mark[g]
+        if 0 < size < worker.bpg and s.sizes[w, size] > 0:
+            s.sizes[w, size] -= 1
+            s.mark[g] = SOURCE
     if sources == 0:
         return
     # Sources and empty groups are no destinations: out of the lists until the moves are done.
-    for g in range(worker.group_at, worker.group_at + worker.groups):
+    for g in range(worker.group_at, end):
         if s.mark[g] == SOURCE or s.mark[g] == EMPTY:
             worker.free -= popcount(s.group[g].free)
             set_free(s, w, g, ZERO)
@@ -123,7 +134,7 @@ def compact(s: State, w: int, budget_bytes: float) -> None:
     while q >= 0:
         moved += _move(s, w, q)
         q = s.sequence[q].l_next
-    for g in range(worker.group_at, worker.group_at + worker.groups):
+    for g in range(worker.group_at, end):
         if s.mark[g] == SOURCE or s.mark[g] == EMPTY:
             set_free(s, w, g, full_mask(worker.bpg))
             worker.free += worker.bpg
@@ -151,7 +162,7 @@ def fragmentation(s: State, w: int) -> float:
     total = 0.0  # sum of r ln r
     run = 0
     one = np.uint64(1)
-    for g in range(worker.group_at, worker.group_at + worker.groups):
+    for g in range(worker.group_at, worker.group_at + worker.top):
         free = s.group[g].free
         full = full_mask(worker.bpg)
         if free == full:

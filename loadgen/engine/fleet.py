@@ -16,17 +16,15 @@ import numpy.typing as npt
 
 from loadgen.engine.build import build
 from loadgen.engine.calibration import coefficients, reference_tokens_per_s
-from loadgen.engine.compaction import compact
 from loadgen.engine.gauges import FIRST_COUNTER, LAST_COUNTER, gauges, idle_sessions
-from loadgen.engine.link import evict
 from loadgen.engine.records import Phase, State
 from loadgen.engine.report import Results
 from loadgen.engine.specs import FleetConfig
-from loadgen.engine.stepper import advance, premap, refresh_floors
+from loadgen.engine.stepper import advance, move, premap, refresh_floors
 from loadgen.requests import RequestTable
 from schemas.actions import MAX_RUNNING_HIGH, MAX_RUNNING_LOW, RHO_MIN
 from schemas.identity import STEP_S
-from schemas.metrics import COLUMN, METRICS
+from schemas.metrics import COLUMN, METRICS, TPOT_SLICE, TTFT_SLICE
 
 F8 = npt.NDArray[np.float64]
 I8 = npt.NDArray[np.int64]
@@ -148,14 +146,12 @@ class Fleet:
         if generation is not None:
             given = self._per_worker(generation)
             worker["generation"] = np.where(given >= 0, given, worker["generation"])
-        if evict_bytes is not None:
-            size = self._per_worker(evict_bytes)
-            for w in np.flatnonzero(size > 0):
-                evict(self.state, int(w), float(size[w]), self.t_s)
-        if compact_bytes is not None:
-            size = self._per_worker(compact_bytes)
-            for w in np.flatnonzero(size > 0):
-                compact(self.state, int(w), float(size[w]))
+        if evict_bytes is not None or compact_bytes is not None:
+            out = np.zeros((2, self.workers))
+            for row, size in zip(out, (evict_bytes, compact_bytes), strict=True):
+                if size is not None:
+                    row[:] = np.nan_to_num(self._per_worker(size))
+            move(self.state, out[0], out[1])
 
     def advance(self, step_s: float = STEP_S) -> None:
         """Let ``step_s`` seconds pass; ValueError unless it is a positive multiple of the sub-step."""
@@ -172,6 +168,8 @@ class Fleet:
         gauges(self.state, self._last_step_s, out)
         for column, name in zip(range(FIRST_COUNTER, LAST_COUNTER + 1), _COUNTERS, strict=True):
             out[:, column] = self.state.worker[name]
+        out[:, TTFT_SLICE] = self.state.ttft
+        out[:, TPOT_SLICE] = self.state.tpot
         return out
 
     def effects(self) -> Effects:

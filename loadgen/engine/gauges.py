@@ -9,17 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from loadgen.engine.compaction import fragmentation
-from loadgen.engine.jit import kernel
+from loadgen.engine.jit import entry, kernel
 from loadgen.engine.records import BINS, BLOCKED_MEMORY, FINISHED, State
 from loadgen.engine.room import hard_groups, return_in_s
-from schemas.metrics import COLUMN, CONTEXT_EDGES_TOKENS, CONTEXT_SLICE, TPOT_SLICE, TTFT_SLICE
+from schemas.metrics import COLUMN, CONTEXT_EDGES_TOKENS, CONTEXT_SLICE
 
 F8 = npt.NDArray[np.float64]
 
 EDGES: Final = CONTEXT_EDGES_TOKENS
 CONTEXT: Final = CONTEXT_SLICE.start
-TTFT: Final = TTFT_SLICE.start
-TPOT: Final = TPOT_SLICE.start
 KV, KV_IDLE, MAPPED = COLUMN["kv_bytes"], COLUMN["kv_idle_bytes"], COLUMN["kv_mapped_bytes"]
 RESERVED, ACTIVATION, CARD_FREE = (
     COLUMN["kv_reserved_bytes"],
@@ -80,15 +78,16 @@ def _sequences(s: State, w: int, t: float, row: F8) -> None:
     row[SWAPPED] = away
 
 
-@kernel
+@entry
 def gauges(s: State, step_s: float, out: F8) -> None:
-    """Fill the gauges and histograms of ``out`` float64 [W, len(METRICS)]; constants and counters stay."""
+    """Fill the gauges of ``out`` float64 [W, len(METRICS)]; constants, counters and latency histograms stay."""
     for w in range(len(s.worker)):
         worker = s.worker[w]
         card = s.card[worker.card]
         t = card.substeps * card.substep
         row = out[w]
-        row[CONTEXT : CONTEXT + BINS] = 0.0
+        for k in range(BINS):
+            row[CONTEXT + k] = 0.0
         _sequences(s, w, t, row)
         prefilling = float(worker.n_pre)
         row[FLOOR] = worker.floor_blocks * worker.block_bytes
@@ -115,11 +114,9 @@ def gauges(s: State, step_s: float, out: F8) -> None:
         row[MAX_RUNNING] = worker.max_running
         row[CAP] = worker.max_running
         row[STARTING] = 1.0 if t < worker.starting_until else 0.0
-        row[TTFT : TTFT + BINS] = s.ttft[w]
-        row[TPOT : TPOT + BINS] = s.tpot[w]
 
 
-@kernel
+@entry
 def idle_sessions(s: State, w: int, t: float, out: F8) -> int:
     """Fill rows of ``out`` float64 [n_idle, 6] least recently used first: sequence, blocks, idle since, expected
     seconds until return, copied to the host tier (0/1), in a transfer (0/1); returns their number."""

@@ -41,5 +41,12 @@ if not os.environ.get("NUMBA_CACHE_DIR"):
 
 
 def kernel(function: _Function) -> _Function:
-    """Compile on first call, keep the code on disk, release the interpreter lock while it runs."""
-    return cast(_Function, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    """A function for other kernels: compiled with the first kernel that calls it, not callable from Python."""
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
+    return cast(_Function, numba.njit(nogil=True, error_model="numpy", **options)(function))
+
+
+def entry(function: _Function) -> _Function:
+    """What Python calls: compiled on first call, its code kept on disk, without the interpreter lock."""
+    options = {"no_cfunc_wrapper": True, "_nrt": False}
+    return cast(_Function, numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function))

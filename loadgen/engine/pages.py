@@ -1,8 +1,8 @@
 """KV memory of one worker: page groups, the blocks in them, and the chunks by which sequences hold blocks.
 
-A group's ``free`` mask is the whole truth about its blocks. Groups with free blocks stand in lists by how many
-they have, so that "the fullest first" is one bit operation (DESIGN section 5: page-aware allocation); with a LIFO
-free list they all stand in one, the one freed last in front.
+A group's ``free`` mask is the whole truth about its blocks; ``open`` has a bit per group with a free one. Allocation
+is page-aware by taking the lowest address (DESIGN section 5), or goes where blocks were freed last, as a LIFO free
+list does. A sequence that grows takes from the group of its last block first.
 """
 
 from __future__ import annotations
@@ -52,34 +52,25 @@ def full_mask(blocks: int) -> np.uint64:
 
 
 @kernel
-def _key(s: State, w: int, free: np.uint64) -> int:
-    return popcount(free) if s.worker[w].page_aware == 1 else 1
+def set_free(s: State, w: int, g: int, free: np.uint64) -> None:
+    """Give group ``g`` a new free mask."""
+    if (s.group[g].free == ZERO) != (free == ZERO):
+        local = g - s.worker[w].group_at
+        s.open[w, local >> 6] ^= ONE << np.uint64(local & 63)
+    s.group[g].free = free
 
 
 @kernel
-def set_free(s: State, w: int, g: int, free: np.uint64) -> None:
-    """Give group ``g`` a new free mask and the place in the lists that follows from it."""
-    group = s.group[g]
-    if group.free != ZERO:
-        k = _key(s, w, group.free)
-        if group.prev >= 0:
-            s.group[group.prev].next = group.next
-        else:
-            s.bucket[w, k] = group.next
-            if group.next < 0:
-                s.filled[w] &= ~(ONE << np.uint64(k - 1))
-        if group.next >= 0:
-            s.group[group.next].prev = group.prev
-    group.free = free
-    if free != ZERO:
-        k = _key(s, w, free)
-        front = s.bucket[w, k]
-        group.prev = -1
-        group.next = front
-        if front >= 0:
-            s.group[front].prev = g
-        s.bucket[w, k] = g
-        s.filled[w] |= ONE << np.uint64(k - 1)
+def open_group(s: State, w: int) -> int:
+    """A group with a free block: the lowest, or the one freed into last; the worker has one."""
+    worker = s.worker[w]
+    if worker.page_aware == 0 and s.group[worker.freed_last].free != ZERO:
+        return int(worker.freed_last)
+    word = 0
+    while s.open[w, word] == ZERO:
+        word += 1
+    bits = s.open[w, word]
+    return int(worker.group_at + (word << 6) + popcount((bits & (~bits + ONE)) - ONE))
 
 
 @kernel
@@ -113,8 +104,7 @@ def take(s: State, w: int, q: int, count: int) -> None:
             g = s.chunk[c].group
         else:
             c = -1
-            lists = s.filled[w]
-            g = s.bucket[w, popcount((lists & (~lists + ONE)) - ONE) + 1]
+            g = open_group(s, w)
         free = s.group[g].free
         here = popcount(free)
         bits = free
@@ -143,6 +133,7 @@ def release(s: State, w: int, q: int) -> None:
     while c >= 0:
         chunk = s.chunk[c]
         set_free(s, w, chunk.group, s.group[chunk.group].free | chunk.mask)
+        worker.freed_last = chunk.group
         after = chunk.next
         chunk.next = worker.chunk_free
         worker.chunk_free = c
@@ -167,6 +158,7 @@ def map_group(s: State, w: int) -> bool:
     worker.hint = local
     if local >= worker.groups:
         return False
+    worker.top = max(worker.top, local + 1)
     g = worker.group_at + local
     s.group[g].mapped = 1
     set_free(s, w, g, full_mask(worker.bpg))
@@ -197,10 +189,12 @@ def unmap_group(s: State, w: int, g: int) -> None:
 
 @kernel
 def empty_group(s: State, w: int) -> int:
-    """A mapped group whose blocks are all free, or -1."""
+    """The highest mapped group whose blocks are all free, or -1."""
     worker = s.worker[w]
     full = full_mask(worker.bpg)
-    g = s.bucket[w, worker.bpg if worker.page_aware == 1 else 1]
-    while g >= 0 and s.group[g].free != full:
-        g = s.group[g].next
-    return int(g)
+    if worker.free < worker.bpg:
+        return -1
+    for g in range(worker.group_at + worker.top - 1, worker.group_at - 1, -1):
+        if s.group[g].free == full:
+            return int(g)
+    return -1

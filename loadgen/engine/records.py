@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 Records = npt.NDArray[Any]
-I4 = npt.NDArray[np.int32]
 I8 = npt.NDArray[np.int64]
 F8 = npt.NDArray[np.float64]
 
-NONE: Final = -1
+NONE: Final = np.int64(-1)
 CLASSES: Final = 5
 BINS: Final = 16
 LANES: Final = 4
@@ -70,25 +69,26 @@ class Blocked(enum.IntEnum):
     STARTING = 3
 
 
-FUTURE: Final = int(Phase.FUTURE)
-WAITING: Final = int(Phase.WAITING)
-LOADING: Final = int(Phase.LOADING)
-PREFILL: Final = int(Phase.PREFILL)
-DECODE: Final = int(Phase.DECODE)
-FINISHED: Final = int(Phase.FINISHED)
-REJECTED: Final = int(Phase.REJECTED)
-LANE_LOAD: Final = int(Lane.LOAD)
-LANE_PREFETCH: Final = int(Lane.PREFETCH)
-LANE_SWAP: Final = int(Lane.SWAP_OUT)
-LANE_WRITE: Final = int(Lane.WRITE_THROUGH)
-BLOCKED_NO: Final = int(Blocked.NO)
-BLOCKED_MEMORY: Final = int(Blocked.MEMORY)
-BLOCKED_CAP: Final = int(Blocked.CAP)
-BLOCKED_STARTING: Final = int(Blocked.STARTING)
-NEVER_FITS: Final = int(Reason.NEVER_FITS)
-CLIENT_TIMEOUT: Final = int(Reason.CLIENT_TIMEOUT)
-ENGINE_CRASH: Final = int(Reason.ENGINE_CRASH)
-PREEMPTED_TOO_OFTEN: Final = int(Reason.PREEMPTED_TOO_OFTEN)
+# np.int64, because numba compiles a function anew for every plain number it is called with.
+FUTURE: Final = np.int64(Phase.FUTURE)
+WAITING: Final = np.int64(Phase.WAITING)
+LOADING: Final = np.int64(Phase.LOADING)
+PREFILL: Final = np.int64(Phase.PREFILL)
+DECODE: Final = np.int64(Phase.DECODE)
+FINISHED: Final = np.int64(Phase.FINISHED)
+REJECTED: Final = np.int64(Phase.REJECTED)
+LANE_LOAD: Final = np.int64(Lane.LOAD)
+LANE_PREFETCH: Final = np.int64(Lane.PREFETCH)
+LANE_SWAP: Final = np.int64(Lane.SWAP_OUT)
+LANE_WRITE: Final = np.int64(Lane.WRITE_THROUGH)
+BLOCKED_NO: Final = np.int64(Blocked.NO)
+BLOCKED_MEMORY: Final = np.int64(Blocked.MEMORY)
+BLOCKED_CAP: Final = np.int64(Blocked.CAP)
+BLOCKED_STARTING: Final = np.int64(Blocked.STARTING)
+NEVER_FITS: Final = np.int64(Reason.NEVER_FITS)
+CLIENT_TIMEOUT: Final = np.int64(Reason.CLIENT_TIMEOUT)
+ENGINE_CRASH: Final = np.int64(Reason.ENGINE_CRASH)
+PREEMPTED_TOO_OFTEN: Final = np.int64(Reason.PREEMPTED_TOO_OFTEN)
 
 
 def _dtype(**fields: str) -> np.dtype[Any]:
@@ -99,16 +99,17 @@ def _dtype(**fields: str) -> np.dtype[Any]:
 REQUEST: Final = _dtype(
     f8="arrival think ttft_limit tpot_limit completion_limit patience"  # as given; patience: until it gives up
     " timeout computed v_start v_finish first_token finish wait",
-    i4="prompt output max_tokens cached klass next seq worker"  # as given
+    i8="prompt output max_tokens cached klass next seq worker"  # as given
     " phase reason q_prev q_next slot admitted target produced done reserved preemptions retries need",
 )
 """One request. ``target``: tokens to compute before the next token comes (prompt + produced at admission);
-``computed``: of them, so far; ``need``: blocks it reserves; ``v_start``/``v_finish``: the worker's decode counter when its decode began and
-when it will have its last token; ``done``: tokens computed before the last preemption."""
+``computed``: of them, so far; ``need``: blocks it reserves when admitted; ``v_start``/``v_finish``: the worker's
+decode counter when its decode began and when it will have its last token; ``done``: tokens computed before the
+last preemption."""
 
 SEQUENCE: Final = _dtype(
     f8="x_left idle_since due think",
-    i4="worker klass request head tail blocks tokens host_blocks host_tokens"
+    i8="worker klass request head tail blocks tokens host_blocks host_tokens"
     " lane x_prev x_next x_tokens idle l_prev l_next hosted h_prev h_next thinks",
 )
 """The KV of one session. ``blocks`` on the card hold ``tokens``; the host tier holds ``host_tokens``; ``lane``:
@@ -123,26 +124,24 @@ WORKER: Final = _dtype(
     " recent_iterations recent_time finished finished_context finished_context_sq rejected output_tokens"
     " prompt_tokens recomputed good_tokens judged violations preemptions oom evicted_bytes loaded_bytes"
     " compacted_bytes arrived timeouts crashed e_started e_evicted e_compacted e_groups e_pause_us e_loaded",
-    i4="card request_at request_end first_at first_end chunk_at chunk_end group_at groups bpg block_tokens"
+    i8="card request_at request_end first_at first_end chunk_at chunk_end group_at groups bpg block_tokens"
     " physical offload prefetch page_aware batch_tokens max_preemptions max_retries premapped"
     " max_running n_dec n_pre mapped free pool idle_blocks reserved chunk_free chunk_new"
-    " q_head q_tail q_len l_head l_tail n_idle heap_len admissions blocked floor_blocks hint",
-    i8="generation",
+    " q_head q_tail q_len l_head l_tail n_idle heap_len admissions blocked floor_blocks hint top freed_last generation",
 )
 """One worker. ``v`` counts decode iterations; ``e_*`` are effects since the last command."""
 
 CARD: Final = _dtype(
     f8="hbm capacity weights runtime slack reserve host_capacity host_used link hbm_rate mapped_bytes"
     " stall moved utilisation utilisation_idle substep restart_s",
-    i4="first workers guard control_every prefetch_every timeout_every last_mapper h_head h_tail timeouts",
-    i8="substeps",
+    i8="first workers guard control_every prefetch_every timeout_every last_mapper h_head h_tail timeouts substeps",
 )
 """One card: its memory account, host tier and link."""
 
-GROUP: Final = _dtype(u8="free", i4="prev next mapped")
-"""One page group: a bit per free block; links within the list of groups with as many free blocks."""
+GROUP: Final = _dtype(u8="free", i8="mapped")
+"""One page group: a bit per free block, none while it is not mapped."""
 
-CHUNK: Final = _dtype(u8="mask", i4="group next")
+CHUNK: Final = _dtype(u8="mask", i8="group next")
 """Blocks of one sequence in one page group."""
 
 
@@ -161,38 +160,38 @@ class State(NamedTuple):
     """GROUP"""
     chunk: Records
     """CHUNK"""
-    bucket: I4
-    """int32 [W, 65]: first group with k free blocks"""
-    filled: npt.NDArray[np.uint64]
-    """uint64 [W]: bit k - 1 = there is a group with k free blocks"""
-    first: I4
-    """int32: requests with an arrival of their own, by worker and arrival"""
+    open: npt.NDArray[np.uint64]
+    """uint64 [W, words]: bit k of word j = group 64 j + k has a free block"""
+    first: I8
+    """int64: requests with an arrival of their own, by worker and arrival"""
     heap_t: F8
     """float64 [N]: arrivals of later turns, a heap per worker"""
-    heap_r: I4
-    """int32 [N]: their requests"""
-    dec_request: I4
-    """int32 [W, 1024]: decoding requests"""
+    heap_r: I8
+    """int64 [N]: their requests"""
+    dec_request: I8
+    """int64 [W, 1024]: decoding requests"""
     dec_next: F8
     """float64 [W, 1024]: decode counter at which each needs a block or ends"""
-    pre_request: I4
-    """int32 [W, 1024]: requests in prefill or loading, in order of admission"""
-    scratch: I4
-    """int32 [W, 1024]: decoding requests that need a block"""
-    mark: I4
-    """int32, one per group: scratch of compaction"""
-    lane: I4
-    """int32 [C, 4, 2]: head and tail of each transfer lane"""
+    pre_request: I8
+    """int64 [W, 1024]: requests in prefill or loading, in order of admission"""
+    scratch: I8
+    """int64 [W, 1024]: decoding requests that need a block"""
+    mark: I8
+    """int64, one per group: scratch of compaction"""
+    sizes: I8
+    """int64 [W, 65]: scratch of compaction"""
+    lane: I8
+    """int64 [C, 4, 2]: head and tail of each transfer lane"""
     ttft: F8
     """float64 [W, 16]: histogram of first tokens"""
     tpot: F8
     """float64 [W, 16]: histogram of token gaps"""
     tpot_limit: F8
     """float64 [W, 5]: limit per class, seconds"""
-    in_class: I4
-    """int32 [W, 5]: decoding requests per class"""
-    swap_allowed: I4
-    """int32 [5]"""
+    in_class: I8
+    """int64 [W, 5]: decoding requests per class"""
+    swap_allowed: I8
+    """int64 [5]"""
     idle_before: F8
     """float64 [5]: seconds before an idle session may be evicted"""
     think: F8

@@ -109,7 +109,7 @@ class EngineMode(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: bool = True
     """Bring sessions back ahead of their expected return, into memory nobody needs."""
     page_aware: bool = True
-    """Allocate from the fullest page group first; else the one freed last (LIFO)."""
+    """Allocate at the lowest address; else in the page group freed into last, as a LIFO free list does."""
     load_patience: float = 4.0
     """A load may take this many times the recompute it saves: the link idles while the GPU is scarce."""
 

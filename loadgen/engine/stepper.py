@@ -8,16 +8,17 @@ computing, and at its end the check whether the card ran out of memory, which is
 from __future__ import annotations
 
 from loadgen.engine.batch import admit, crash
+from loadgen.engine.compaction import compact
 from loadgen.engine.iterate import prefill_gives_up, ready, run
-from loadgen.engine.jit import kernel
-from loadgen.engine.link import blocks_of, prefetch, pump
+from loadgen.engine.jit import entry, kernel
+from loadgen.engine.link import blocks_of, evict, prefetch, pump
 from loadgen.engine.pages import empty_group, map_group, unmap_group
-from loadgen.engine.records import State
+from loadgen.engine.records import F8, State
 from loadgen.engine.room import hard_groups
 from loadgen.engine.waiting import arrivals, give_up
 
 
-@kernel
+@entry
 def refresh_floors(s: State, c: int) -> None:
     """Floor of each worker: its largest running or next request and one scheduling step; empty groups beyond
     the hard quota go back."""
@@ -43,7 +44,7 @@ def refresh_floors(s: State, c: int) -> None:
                 unmap_group(s, w, g)
 
 
-@kernel
+@entry
 def premap(s: State, w: int) -> None:
     """A vLLM-like engine maps its whole pool when it starts."""
     worker = s.worker[w]
@@ -135,7 +136,7 @@ def step_card(s: State, c: int, count: int) -> None:
         card.substeps += 1
 
 
-@kernel
+@entry
 def advance(s: State, count: int) -> None:
     """Advance all cards by ``count`` sub-steps, one card after another: they share nothing."""
     for c in range(len(s.card)):
@@ -145,3 +146,14 @@ def advance(s: State, count: int) -> None:
             s.worker[w].recent_iterations = 0.0
             s.worker[w].recent_time = 0.0
         step_card(s, c, count)
+
+
+@entry
+def move(s: State, evict_bytes: F8, compact_bytes: F8) -> None:
+    """Start swap-outs and compactions; both arrays float64 [W], bytes, 0 = none."""
+    for w in range(len(s.worker)):
+        t = s.card[s.worker[w].card].substeps * s.card[s.worker[w].card].substep
+        if evict_bytes[w] > 0.0:
+            evict(s, w, evict_bytes[w], t)
+        if compact_bytes[w] > 0.0:
+            compact(s, w, compact_bytes[w])

@@ -6,7 +6,7 @@ Synchronous and without I/O: the sockets are in ``server``, the clock that calls
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from schemas.engine import (
     Evict,
     Failure,
     GrantPages,
+    IdleSession,
     Prefetch,
     Prepare,
     Receipt,
@@ -39,9 +40,17 @@ from schemas.identity import STEP_NS, STEP_S, Order
 from schemas.metrics import COLUMN
 from schemas.telemetry import pack_metrics
 
+if TYPE_CHECKING:  # the node's logic needs no compiled fleet: tests run it on plain numbers
+    from loadgen.engine.fleet import Effects
+    from loadgen.engine.fleet import Snapshot as FleetSnapshot
+
 F8 = NDArray[np.float64]
 
 CAPABILITIES: Final = ("set_quota", "compact", "evict", "receipt")
+"""No ``grants``: the fleet's guard owns the card's account, and looks and maps in one thread."""
+
+IDLE_LISTED: Final = 64
+"""Idle sessions that a snapshot lists, least recently used first."""
 
 
 class Stepper(Protocol):
@@ -60,11 +69,16 @@ class Stepper(Protocol):
         max_running: NDArray[np.int64] | None = None,
         evict_bytes: F8 | None = None,
         compact_bytes: F8 | None = None,
+        generation: NDArray[np.int64] | None = None,
     ) -> None: ...
 
     def advance(self, step_s: float = ...) -> None: ...
 
     def metrics(self) -> F8: ...
+
+    def effects(self) -> Effects: ...
+
+    def snapshot(self, worker: int) -> FleetSnapshot: ...
 
 
 class Emulation:
@@ -125,17 +139,19 @@ class Emulation:
             max_running=np.array([one.max_running for one in self.quotas], np.int64),
             evict_bytes=np.array([one[0] for one in amounts]),
             compact_bytes=np.array([one[1] for one in amounts]),
+            generation=np.array([one.generation for one in self.quotas], np.int64),
         )
         self.fleet.advance(STEP_S)
         self.step += 1
         self.metrics = self.fleet.metrics()
+        effects = self.fleet.effects()
         for i in range(count):
             movements = self.movements[i]
             movements.advanced(
                 self._get(i, "evicted_bytes"),
                 self._get(i, "compacted_bytes"),
-                self._get(i, "kv_mapped_bytes"),
-                self._group(i),
+                int(effects.groups_freed[i]),
+                float(effects.pause_us[i]),
             )
             movements.expire(self.t_ns)
             if self.quotas[i].expire(self.t_ns):
@@ -171,7 +187,7 @@ class Emulation:
             case Copy():
                 return self.movements[i].copy(body.ticket) or self._receipt(i, "")
             case Commit():
-                done = self.movements[i].commit(body.ticket, self._get(i, "compacted_bytes"), self._mapped(i))
+                done = self.movements[i].commit(body.ticket, self._get(i, "compacted_bytes"))
                 return done if isinstance(done, Failure) else self._receipt(i, "", done)
             case Abort():
                 return self.movements[i].abort(body.ticket) or self._receipt(i, "")
@@ -184,7 +200,7 @@ class Emulation:
                 return self._receipt(i, "", detail="empty page groups are given back as soon as they are empty")
             case Prefetch():
                 if body.sessions:
-                    return Failure("unknown_session", f"session {body.sessions[0]}")
+                    return Failure("unsupported", "this engine brings sessions back ahead of time by itself")
                 return self._receipt(i, body.action_id)
             case _:
                 return Failure("unsupported", "this is a worker's socket: ask node.sock for samples")
@@ -240,21 +256,28 @@ class Emulation:
             floor_bytes=int(self._get(i, "floor_bytes")),
             lease_until_ns=quota.lease_until_ns,
             host_free_bytes=int(max(host_free, 0.0)),
+            idle=self._idle(i),
+        )
+
+    def _idle(self, i: int) -> tuple[IdleSession, ...]:
+        block, now_s = int(self._get(i, "block_bytes")), self.step * STEP_S
+        return tuple(
+            IdleSession(one.sequence, one.blocks * block, now_s - one.idle_since_s, one.expected_return_s)
+            for one in self.fleet.snapshot(i).idle[:IDLE_LISTED]
         )
 
     def _evict(self, i: int, command: Evict) -> ReplyBody:
         if not self._limits[ServiceClass(self.classes[i])].swap_allowed:
             return Failure("class_forbids", f"KV of class {ServiceClass(self.classes[i]).name.lower()} never leaves")
         if command.sessions:
-            return Failure("unknown_session", f"session {command.sessions[0]}")
+            return Failure("unsupported", "this engine chooses the sessions itself: send bytes")
         if command.bytes <= 0:
             return Failure("out_of_range", numbers={"bytes": float(command.bytes)})
         host_free = self._get(i, "host_capacity_bytes") - self._get(i, "host_used_bytes")
         if command.action_id not in self.movements[i].actions and host_free < self._get(i, "block_bytes"):
             return Failure("tier_full", numbers={"host_free_bytes": host_free})
-        movement = self.movements[i].evict(
-            command.action_id, float(command.bytes), self._get(i, "evicted_bytes"), self._mapped(i)
-        )
+        counter = self._get(i, "evicted_bytes")
+        movement = self.movements[i].evict(command.action_id, float(command.bytes), counter)
         return self._receipt(i, command.action_id, movement)
 
     def _receipt(self, i: int, action_id: str, movement: Movement | None = None, detail: str = "") -> Receipt:
@@ -273,6 +296,7 @@ class Emulation:
             compacted_bytes=moved if compact else 0,
             evicted_bytes=0 if compact else moved,
             pages_freed=movement.pages_freed if movement is not None else 0,
+            pause_us=movement.pause_us if movement is not None else 0.0,
             detail=detail,
         )
 

@@ -59,13 +59,27 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def read_config(path: Path) -> NodeConfig:
     """The configuration; UserError names the file, what was found and what was expected."""
     try:
-        config = msgspec.json.decode(path.read_bytes(), type=NodeConfig)
+        raw = msgspec.json.decode(path.read_bytes())
+        for limits in _limits_in(raw):  # JSON has no infinity: what has no limit is written as null
+            limits.update({name: float("inf") for name, value in limits.items() if value is None})
+        config = msgspec.convert(raw, NodeConfig, str_keys=True)
         config.workers()
     except OSError as error:
         raise UserError(f"{path}: found {error.strerror}, expected a readable file") from error
     except (msgspec.DecodeError, ValueError) as error:
         raise UserError(f"{path}: {error}") from error
     return config
+
+
+def _limits_in(raw: Any) -> list[dict[str, Any]]:
+    fleet = raw.get("fleet") if isinstance(raw, dict) else None
+    limits = fleet.get("limits") if isinstance(fleet, dict) else None
+    return [one for one in limits.values() if isinstance(one, dict)] if isinstance(limits, dict) else []
+
+
+def write_config(path: Path, config: NodeConfig) -> None:
+    """The file that :func:`read_config` reads."""
+    path.write_bytes(msgspec.json.encode(config))
 
 
 def save_tables(path: Path, tables: Sequence[RequestTable]) -> None:

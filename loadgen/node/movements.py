@@ -26,9 +26,9 @@ class Movement(msgspec.Struct):
     wanted_bytes: float
     counter_at: float
     """The worker's counter when the action came."""
-    mapped_at: float
     moved_bytes: float = 0.0
     pages_freed: int = 0
+    pause_us: float = 0.0
     done: bool = False
 
 
@@ -50,11 +50,11 @@ class Movements:
         self._tickets: OrderedDict[int, OpenTicket] = OrderedDict()
         self._next_ticket = 1
 
-    def evict(self, action_id: str, wanted_bytes: float, counter: float, mapped_bytes: float) -> Movement:
+    def evict(self, action_id: str, wanted_bytes: float, counter: float) -> Movement:
         """Start an eviction; a repeat of the action answers with the first one's movement."""
         held = self.actions.get(action_id)
         if held is None:
-            held = self._remember(action_id, Movement("evict", wanted_bytes, counter, mapped_bytes))
+            held = self._remember(action_id, Movement("evict", wanted_bytes, counter))
             self.evict_bytes += wanted_bytes
         return held
 
@@ -93,7 +93,7 @@ class Movements:
             one.stage = "copied"
         return None
 
-    def commit(self, number: int, counter: float, mapped_bytes: float) -> Movement | Failure:
+    def commit(self, number: int, counter: float) -> Movement | Failure:
         """Re-point what was copied; from here on nothing can be taken back."""
         one = self._tickets.get(number)
         if one is None or one.stage == "aborted":
@@ -104,7 +104,7 @@ class Movements:
         if one.stage == "copied":
             one.stage = "committed"
             self.compact_bytes += one.ticket.bytes
-            self._remember(action_id, Movement("compact", float(one.ticket.bytes), counter, mapped_bytes))
+            self._remember(action_id, Movement("compact", float(one.ticket.bytes), counter))
         return self.actions.get(action_id) or _unknown(number)
 
     def abort(self, number: int) -> Failure | None:
@@ -142,8 +142,9 @@ class Movements:
         self.evict_bytes = self.compact_bytes = 0.0
         return amounts
 
-    def advanced(self, evicted: float, compacted: float, mapped_bytes: float, group_bytes: int) -> None:
-        """A step passed: the counters say what moved. An action that moved nothing more is done."""
+    def advanced(self, evicted: float, compacted: float, groups_freed: int, pause_us: float) -> None:
+        """A step passed: the counters say what moved, the other two what compaction freed and cost in it. An
+        action that moved nothing more is done."""
         for movement in self.actions.values():
             if movement.done:
                 continue
@@ -153,7 +154,9 @@ class Movements:
             moved = min(counter - movement.counter_at, movement.wanted_bytes)
             movement.done = moved >= movement.wanted_bytes or moved <= movement.moved_bytes
             movement.moved_bytes = max(moved, movement.moved_bytes)
-            movement.pages_freed = max(int((movement.mapped_at - mapped_bytes) // group_bytes), 0)
+            if movement.kind == "compact":
+                movement.pages_freed += groups_freed
+                movement.pause_us += pause_us
 
     def _remember(self, action_id: str, movement: Movement) -> Movement:
         self.actions[action_id] = movement

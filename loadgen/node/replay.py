@@ -26,6 +26,8 @@ class Replay:
     def __init__(self, emulation: Emulation, *, duration_s: float, step_timeout_s: float, speed: float) -> None:
         self.emulation = emulation
         self.missed_steps = 0
+        self.latencies_ms: list[float] = []
+        """Of each step that was not missed: wall time from its sample to the last command for it."""
         self.finished = False
         self._steps = max(int(-(-duration_s // STEP_S)), 1)
         self._step_timeout_s = step_timeout_s
@@ -48,7 +50,8 @@ class Replay:
         await self._begun.wait()
         while emulation.step < self._steps:
             started_s = loop.time()
-            await self._step_commanded()
+            if await self._step_commanded():
+                self.latencies_ms.append((loop.time() - started_s) * 1e3)
             early_s = started_s + self._min_step_s - loop.time()
             if early_s > 0:
                 await asyncio.sleep(early_s)
@@ -61,7 +64,7 @@ class Replay:
     async def close(self) -> None:
         await self._sockets.close()
 
-    async def _step_commanded(self) -> None:
+    async def _step_commanded(self) -> bool:
         try:
             async with asyncio.timeout(self._step_timeout_s):
                 while not self.emulation.commanded:
@@ -69,6 +72,8 @@ class Replay:
                     await self._commanded.wait()
         except TimeoutError:
             self.missed_steps += 1
+            return False
+        return True
 
     def _answer(self, worker: str, body: RequestBody) -> ReplyBody:
         reply = self.emulation.answer(worker, body)

@@ -11,6 +11,7 @@ import stat
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -42,8 +43,7 @@ class Connection(asyncio.Protocol):
         self._waiting: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:

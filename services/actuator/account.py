@@ -7,14 +7,18 @@ are granted by one owner, this account. A grant is taken back only when the engi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
+from schemas.actions import Action
 from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
 from schemas.engine import Description, Receipt, SnapshotReply
 from schemas.identity import parse_worker_id
 from services.actuator.budget import next_scale
-from services.actuator.effects import WorkerView
+from services.actuator.effects import MOVES, Command, EffectSettings, WorkerView, plan_card
+
+HOLD: Final = int(Action.HOLD)
 
 
 class Known(msgspec.Struct):
@@ -22,6 +26,8 @@ class Known(msgspec.Struct):
 
     view: WorkerView
     service_class: int
+    rho_max: float
+    """Of its class."""
     capabilities: frozenset[str]
     generation: int
     rho: float
@@ -29,6 +35,10 @@ class Known(msgspec.Struct):
     hard_bytes: int
     max_running: int
     granted_bytes: int
+    target: tuple[int, float, int] | None = None
+    """(action, rho, max_running) to plan for in this step; None: it holds what is in force."""
+    command: Command | None = None
+    """What was planned for it in this step."""
 
 
 class Card:
@@ -38,15 +48,51 @@ class Card:
         self.members: dict[str, Known | None] = {}
         self.scale = 1.0
         """Share of the movement budget the card has now."""
+        self.troubled = False
+        """Whether TPOT is beyond its limit in this step."""
+        self._known: list[Known] | None = None
+        self._basis: list[tuple[tuple[int, float, int] | None, float, float]] | None = None
+
+    def put(self, worker: str, known: Known | None) -> None:
+        """Expect a worker (None), or take in what it said."""
+        self.members[worker] = known
+        self._known = self._basis = None
+
+    def plan(self, settings: EffectSettings) -> None:
+        """Give every worker that has a target its command. The others count as holding: their memory is theirs
+        whether they are commanded or not. Ends the card's step: the budget follows TPOT, targets are used up."""
+        if self._known is None:
+            self._known = [one for one in self.members.values() if one is not None]
+        if not self._known:
+            return
+        self.scale = next_scale(self.scale, self.troubled)
+        self.troubled = False
+        basis = [(one.target, one.view.mapped_bytes, one.view.floor_bytes) for one in self._known]
+        if basis == self._basis:  # a quiet step: same targets, same memory, same commands
+            for one in self._known:
+                one.target = None
+            return
+        planned = plan_card(
+            [one.target or (HOLD, one.rho, one.max_running) for one in self._known],
+            [one.view for one in self._known],
+            self.scale,
+            settings,
+        )
+        complete = self.complete
+        for one, command in zip(self._known, planned, strict=True):
+            if one.target is None:
+                one.command = None
+                continue
+            if not complete:  # somebody we cannot see may have mapped the rest
+                command.hard_bytes = min(command.hard_bytes, one.hard_bytes)
+            one.target, one.command = None, command
+        moves = any(target is not None and target[0] in MOVES for target, _, _ in basis)
+        self._basis = basis if complete and not moves else None
 
     @property
     def complete(self) -> bool:
         """Whether every worker expected here was described: only then free memory is known."""
         return None not in self.members.values()
-
-    def settle(self, over_limit: bool) -> None:
-        """End of a step: the budget halves when TPOT left its limit, else recovers."""
-        self.scale = next_scale(self.scale, over_limit)
 
     def grants(self) -> dict[str, int]:
         """What each worker may map in all, bytes, where it differs from what it was granted; none while a
@@ -86,7 +132,9 @@ class Account:
     def expect(self, workers: Iterable[str]) -> None:
         """These workers exist; ValueError for a text that is no worker id."""
         for worker in workers:
-            self.cards.setdefault(parse_worker_id(worker).gpu, Card()).members.setdefault(worker, None)
+            card = self.cards.setdefault(parse_worker_id(worker).gpu, Card())
+            if worker not in card.members:
+                card.put(worker, None)
 
     def card_of(self, worker: str) -> Card:
         return self.cards[parse_worker_id(worker).gpu]
@@ -113,6 +161,7 @@ class Account:
         known = Known(
             view,
             said.service_class,
+            self._limits[ServiceClass(said.service_class)].rho_max,
             frozenset(said.capabilities),
             said.generation,
             1.0,
@@ -121,7 +170,7 @@ class Account:
             0,
             said.granted_bytes,
         )
-        self.card_of(worker).members[worker] = known
+        self.card_of(worker).put(worker, known)
         return known
 
     @staticmethod

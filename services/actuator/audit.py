@@ -31,6 +31,7 @@ class AuditTrail:
         self._max_bytes = max_bytes
         self._held: deque[tuple[OutcomeBatch, bytes, bytes]] = deque()
         self._gaps: dict[str, int] = {}
+        self._subjects: dict[str, str] = {}
         self._wake = asyncio.Event()
         self.stored = 0
 
@@ -92,7 +93,7 @@ class AuditTrail:
         )  # fmt: skip
         try:
             await self._bus.publish_stream(
-                subject("audit", node),
+                self._subject(node),
                 AUDIT_RECORD.encode(record),
                 message_id=f"audit.{node}.{outcomes.boot_id}.{outcomes.step}",
             )
@@ -100,6 +101,12 @@ class AuditTrail:
             self._lose(node)
         else:
             self.stored += 1
+
+    def _subject(self, node: str) -> str:
+        made = self._subjects.get(node)
+        if made is None:
+            made = self._subjects[node] = subject("audit", node)
+        return made
 
     def _lose(self, node: str) -> None:
         self._gaps[node] = self._gaps.get(node, 0) + 1

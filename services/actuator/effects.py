@@ -26,6 +26,12 @@ I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
 INF: Final = float("inf")
+EVICT: Final = int(Action.EVICT)
+COMPACT: Final = int(Action.COMPACT)
+"""As plain numbers: naming a member of an enum costs more than planning a worker (0.3 us in Python 3.11)."""
+
+
+MOVES: Final = (EVICT, COMPACT)
 
 
 class EffectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,7 +176,7 @@ def plan(
     if len(scale) != count:
         raise ValueError(f"{len(scale)} budget scales for {count} cards")
     evict_want = np.where(
-        (actions == Action.EVICT) & views.swap_allowed,
+        (actions == EVICT) & views.swap_allowed,
         np.minimum(np.maximum(views.idle_bytes * settings.evict_idle_share, views.group_bytes), views.idle_bytes),
         0.0,
     )
@@ -178,7 +184,7 @@ def plan(
     evict_want = evict_want * budget.shares(asked, views.host_free_bytes)
     holes = views.mapped_bytes - views.kv_bytes
     compact_want = np.where(
-        (actions == Action.COMPACT) & (holes >= views.group_bytes),
+        (actions == COMPACT) & (holes >= views.group_bytes),
         np.minimum(np.minimum(holes, views.kv_bytes), float(settings.compact_limit_bytes)),
         0.0,
     )
@@ -209,19 +215,18 @@ def plan_card(
     settings: EffectSettings = DEFAULTS,
 ) -> list[Command]:
     """:func:`plan` for the workers of one card without arrays: ``targets`` are (action, target_rho,
-    target_max_running). For a handful of workers this costs a tenth of the vectorised form."""
-    held = 0.0
-    for view in views:
-        held += max(view.mapped_bytes, view.floor_bytes)
-    reserve = settings.reserve_bytes if len(views) > 1 else 0
+    target_max_running). At least one worker; for a handful this costs a tenth of the vectorised form."""
+    held = [view.mapped_bytes if view.mapped_bytes > view.floor_bytes else view.floor_bytes for view in views]
+    taken = sum(held) + settings.reserve_bytes if len(views) > 1 else held[0]
     commands = []
     moving = False
-    for (action, rho, max_running), view in zip(targets, views, strict=True):
+    for (action, rho, max_running), view, own in zip(targets, views, held, strict=True):
         group = view.group_bytes
-        neighbours = held - max(view.mapped_bytes, view.floor_bytes)
-        groups = max((view.capacity_bytes - neighbours - reserve) // group, -(-view.floor_bytes // group))
-        commands.append(Command(rho, max_running, int(rho * view.q0_bytes), int(groups * group)))
-        moving = moving or action in (Action.EVICT, Action.COMPACT)
+        groups = (view.capacity_bytes - taken + own) // group
+        least = -(-view.floor_bytes // group)
+        hard = (groups if groups > least else least) * group
+        commands.append(Command(rho, max_running, int(rho * view.q0_bytes), int(hard)))
+        moving = moving or action in MOVES
     if moving:
         _move(targets, views, commands, scale, settings)
     return commands
@@ -236,7 +241,7 @@ def _move(
 ) -> None:
     evict = [
         min(max(view.idle_bytes * settings.evict_idle_share, view.group_bytes), view.idle_bytes)
-        if action == Action.EVICT and view.swap_allowed
+        if action == EVICT and view.swap_allowed
         else 0.0
         for (action, _, _), view in zip(targets, views, strict=True)
     ]
@@ -244,7 +249,7 @@ def _move(
     evict = [want * budget.share(asked, view.host_free_bytes) for want, view in zip(evict, views, strict=True)]
     compact = [
         min(view.mapped_bytes - view.kv_bytes, view.kv_bytes, settings.compact_limit_bytes)
-        if action == Action.COMPACT and view.mapped_bytes - view.kv_bytes >= view.group_bytes
+        if action == COMPACT and view.mapped_bytes - view.kv_bytes >= view.group_bytes
         else 0.0
         for (action, _, _), view in zip(targets, views, strict=True)
     ]

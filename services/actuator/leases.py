@@ -7,22 +7,38 @@ when decision is gone (DESIGN section 1, *lease*). Two silent steps later the en
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
-from schemas.actions import MAX_RUNNING_HIGH, MAX_RUNNING_LOW, RHO_MAX, RHO_MIN, Action, WorkerAction
-from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
+from schemas.actions import ACTION_COUNT, MAX_RUNNING_HIGH, MAX_RUNNING_LOW, RHO_MAX, RHO_MIN, Action, WorkerAction
 from schemas.identity import Order
 from schemas.outcomes import Refusal
 
-RHO_SLACK = 1e-6
+RHO_SLACK: Final = 1e-6
 """Rho travels as a multiple of 0.1 that went through float32."""
 
-REFUSAL_OF_REASON: Mapping[str, Refusal] = {
-    "late": Refusal.LATE,
-    "out_of_range": Refusal.OUT_OF_RANGE,
-    "stale_generation": Refusal.OLDER_GENERATION,
-    "below_floor": Refusal.BELOW_FLOOR,
-    "class_forbids": Refusal.CLASS_FORBIDS,
-    "tier_full": Refusal.TIER_FULL,
+_RHO_LOW: Final = RHO_MIN - RHO_SLACK
+_RHO_HIGH: Final = RHO_MAX + RHO_SLACK
+
+# Plain numbers, since the checks run for every worker and step: naming an enum's member costs as much as a check.
+EVICT: Final = int(Action.EVICT)
+NONE: Final = int(Refusal.NONE)
+LATE: Final = int(Refusal.LATE)
+OUT_OF_RANGE: Final = int(Refusal.OUT_OF_RANGE)
+OLDER_GENERATION: Final = int(Refusal.OLDER_GENERATION)
+CLASS_FORBIDS: Final = int(Refusal.CLASS_FORBIDS)
+BELOW_FLOOR: Final = int(Refusal.BELOW_FLOOR)
+UNKNOWN_WORKER: Final = int(Refusal.UNKNOWN_WORKER)
+ENGINE_UNREACHABLE: Final = int(Refusal.ENGINE_UNREACHABLE)
+ENGINE_REFUSED: Final = int(Refusal.ENGINE_REFUSED)
+BUDGET_EXHAUSTED: Final = int(Refusal.BUDGET_EXHAUSTED)
+
+REFUSAL_OF_REASON: Mapping[str, int] = {
+    "late": LATE,
+    "out_of_range": OUT_OF_RANGE,
+    "stale_generation": OLDER_GENERATION,
+    "below_floor": BELOW_FLOOR,
+    "class_forbids": CLASS_FORBIDS,
+    "tier_full": int(Refusal.TIER_FULL),
 }
 """What an engine's Failure reason is called in an outcome; others are ENGINE_REFUSED."""
 
@@ -48,33 +64,25 @@ def refusal_of(
     *,
     t_ns: int,
     generation: int,
-    service_class: int,
+    swap_allowed: bool,
     q0_bytes: float,
     floor_bytes: float,
-    limits: Mapping[ServiceClass, ClassLimits] = DEFAULT_LIMITS,
-) -> Refusal:
-    """Why a command must not act at node clock ``t_ns`` on a worker whose quota has ``generation``; NONE if
-    it may. The engine checks the same again: the actuator's view may be a moment old."""
+) -> int:
+    """Why a command must not act at node clock ``t_ns`` on a worker whose quota has ``generation``: a Refusal's
+    number, 0 if it may. The engine checks the same again: the actuator's view may be a moment old."""
     if not (
-        0 <= action.action < len(Action)
-        and RHO_MIN - RHO_SLACK <= action.target_rho <= RHO_MAX + RHO_SLACK
+        0 <= action.action < ACTION_COUNT
+        and _RHO_LOW <= action.target_rho <= _RHO_HIGH
         and MAX_RUNNING_LOW <= action.target_max_running <= MAX_RUNNING_HIGH
         and action.base_generation >= 0
     ):
-        return Refusal.OUT_OF_RANGE
+        return OUT_OF_RANGE
     if t_ns > action.deadline_ns or t_ns >= action.lease_ns:
-        return Refusal.LATE
+        return LATE
     if action.base_generation < generation:
-        return Refusal.OLDER_GENERATION
-    if action.action == Action.EVICT and not limits[ServiceClass(service_class)].swap_allowed:
-        return Refusal.CLASS_FORBIDS
+        return OLDER_GENERATION
+    if not swap_allowed and action.action == EVICT:
+        return CLASS_FORBIDS
     if action.target_rho * q0_bytes < floor_bytes:
-        return Refusal.BELOW_FLOOR
-    return Refusal.NONE
-
-
-def bounded_rho(
-    target_rho: float, service_class: int, limits: Mapping[ServiceClass, ClassLimits] = DEFAULT_LIMITS
-) -> float:
-    """The target within the class's own maximum."""
-    return min(target_rho, limits[ServiceClass(service_class)].rho_max)
+        return BELOW_FLOOR
+    return NONE

@@ -9,11 +9,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.outcomes import OutcomeKind, Refusal, Status, WorkerOutcome
+from schemas.outcomes import OutcomeKind, WorkerOutcome
+from services.actuator.leases import ENGINE_UNREACHABLE, UNKNOWN_WORKER
+from services.actuator.results import ACCEPTED, CLIPPED, DEFERRED
 
 SENT_HEADER = "tg-sent-ns"
 """Header that telemetry may set and the services in between hand on: CLOCK_REALTIME ns of the sample's publish."""
 
+COMPLETION = int(OutcomeKind.COMPLETION)
 RECENT = 200_000
 """Latencies kept for a benchmark, the newest ones."""
 
@@ -43,18 +46,18 @@ class Counts(msgspec.Struct):
     def outcomes(self, outcomes: Iterable[WorkerOutcome]) -> None:
         """Count a batch's outcomes."""
         for one in outcomes:
-            if one.kind == OutcomeKind.COMPLETION:
+            if one.kind == COMPLETION:
                 self.completions += 1
-            elif one.status == Status.ACCEPTED:
+            elif one.status == ACCEPTED:
                 self.accepted += 1
-            elif one.status == Status.CLIPPED:
+            elif one.status == CLIPPED:
                 self.clipped += 1
-            elif one.status == Status.DEFERRED:
+            elif one.status == DEFERRED:
                 self.deferred += 1
             else:
                 self.refused += 1
-                self.unreachable += one.refusal == Refusal.ENGINE_UNREACHABLE
-                self.unknown_workers += one.refusal == Refusal.UNKNOWN_WORKER
+                self.unreachable += one.refusal == ENGINE_UNREACHABLE
+                self.unknown_workers += one.refusal == UNKNOWN_WORKER
 
 
 class Latencies:

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from schemas.actions import Action, ActionBatch, MaskReason, WorkerAction
+from schemas.actions import ActionBatch, MaskReason, WorkerAction
 from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
 from schemas.engine import Evict, GrantPages, Prepare, Receipt, SetQuota
 from schemas.identity import SCHEMA_VERSION, parse_worker_id
-from schemas.outcomes import OutcomeBatch, Refusal, WorkerOutcome
-from services.actuator.account import Account, Known
-from services.actuator.effects import Command, EffectSettings, plan_card
+from schemas.outcomes import OutcomeBatch, WorkerOutcome
+from services.actuator.account import HOLD, Account, Card, Known
+from services.actuator.effects import Command, EffectSettings
 from services.actuator.engines.protocol import Engine
-from services.actuator.leases import REFUSAL_OF_REASON, bounded_rho, refusal_of
+from services.actuator.leases import (
+    CLASS_FORBIDS,
+    ENGINE_REFUSED,
+    ENGINE_UNREACHABLE,
+    NONE,
+    REFUSAL_OF_REASON,
+    UNKNOWN_WORKER,
+    refusal_of,
+)
 from services.actuator.results import Done, completion_of, outcome_of
 from services.errors import EngineRefused, EngineUnreachable
 from services.spans import Span
 
-COMPLETION_LIMIT_STEPS = 30
+LATENCY_AT_LIMIT: Final = int(MaskReason.LATENCY_AT_LIMIT)
+COMPLETION_LIMIT_STEPS: Final = 30
 """After so many steps an effect that never ended is reported as it is, and asked about no more."""
 
 
@@ -35,8 +44,9 @@ class Pending(msgspec.Struct):
 class Member:
     """A worker of the node: its engine and what is under way there."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, card: Card) -> None:
         self.engine = engine
+        self.card = card
         self.known: Known | None = None
         self.described_on = 0
         """Connection on which the engine was described."""
@@ -66,7 +76,6 @@ class NodeSteps:
         """Times a snapshot showed another quota than the last receipt: a lease ran out, an engine restarted."""
         self._engine_of = engine_of
         self._settings = settings
-        self._limits = limits
 
     async def rebuild(self, workers: Sequence[str]) -> list[str]:
         """Describe these workers and, once a card is known whole, grant its free pages. Gives the workers
@@ -78,25 +87,24 @@ class NodeSteps:
 
     async def execute(self, batch: ActionBatch, span: Span) -> OutcomeBatch:
         """Act on every command of the batch and say what became of it, completions of earlier ones included."""
-        members = [self._member(action.worker) for action in batch.actions]
+        members = [self.members.get(action.worker) or self._member(action.worker) for action in batch.actions]
         present = [member for member in members if member is not None]
         unseen = [one for one in present if one.engine.waits or one.known is None]
-        await self._each([self._look(member) for member in unseen], unseen)
-        await self._grant()
-        refusals = [self._refusal(action, one) for action, one in zip(batch.actions, members, strict=True)]
-        commands = self._plan(batch.actions, refusals)
+        if unseen:
+            await self._each([self._look(member) for member in unseen], unseen)
+            await self._grant()
+        refusals = self._plan(batch.actions, members)
         work = [
-            self._act(batch, action, member, commands.get(action.worker), refusal, span)
+            self._act(batch, action, member, refusal, span)
             for action, member, refusal in zip(batch.actions, members, refusals, strict=True)
         ]
-        outcomes = await self._each(work, present)
+        outcomes = await self._each(work, unseen)
+        t_ns = batch.t_ns
         for member in present:
             if member.pending:
                 outcomes += await self._complete(member, batch)
-        t_ns = max((member.engine.t_ns for member in present), default=batch.t_ns)
-        return OutcomeBatch(
-            self.node, batch.boot_id, batch.step, SCHEMA_VERSION, max(t_ns, batch.t_ns), tuple(outcomes)
-        )
+            t_ns = max(t_ns, member.engine.t_ns)
+        return OutcomeBatch(self.node, batch.boot_id, batch.step, SCHEMA_VERSION, t_ns, tuple(outcomes))
 
     async def close(self) -> None:
         for member in self.members.values():
@@ -120,8 +128,8 @@ class NodeSteps:
             engine = self._engine_of(worker) if mine else None
             if engine is None:
                 return None
-            member = self.members[worker] = Member(engine)
             self.account.expect([worker])
+            member = self.members[worker] = Member(engine, self.account.card_of(worker))
         return member
 
     async def _look(self, member: Member) -> None:
@@ -143,69 +151,45 @@ class NodeSteps:
             self.over_quota += 1
         self.account.snapshot(known, said)
 
-    def _refusal(self, action: WorkerAction, member: Member | None) -> Refusal:
-        if member is None:
-            return Refusal.UNKNOWN_WORKER
-        known = member.known
-        if known is None or member.problem:
-            return Refusal.ENGINE_UNREACHABLE
-        return refusal_of(
-            action,
-            t_ns=member.engine.t_ns,
-            generation=known.generation,
-            service_class=known.service_class,
-            q0_bytes=known.view.q0_bytes,
-            floor_bytes=known.view.floor_bytes,
-            limits=self._limits,
-        )
-
-    def _plan(self, actions: Sequence[WorkerAction], refusals: Sequence[Refusal]) -> dict[str, Command]:
-        """Commands card by card: a card's other workers count as holding, whether they are in the batch or not."""
-        targets: dict[str, tuple[int, float, int]] = {}
-        troubled: set[str] = set()
-        for action, refusal in zip(actions, refusals, strict=True):
-            member = self.members.get(action.worker)
-            if member is None or member.known is None:
+    def _plan(self, actions: Sequence[WorkerAction], members: Sequence[Member | None]) -> list[int]:
+        """Refusals, one per action; commands are with the workers they are for."""
+        refusals = []
+        for action, member in zip(actions, members, strict=True):
+            if member is None:
+                refusals.append(UNKNOWN_WORKER)
                 continue
-            if MaskReason.LATENCY_AT_LIMIT in action.mask_reasons:
-                troubled.add(action.worker)
-            if refusal is Refusal.NONE:
-                rho = bounded_rho(action.target_rho, member.known.service_class, self._limits)
-                targets[action.worker] = (action.action, rho, action.target_max_running)
-            elif refusal is Refusal.CLASS_FORBIDS:
-                rho = bounded_rho(action.target_rho, member.known.service_class, self._limits)
-                targets[action.worker] = (Action.HOLD, rho, action.target_max_running)
-        commands: dict[str, Command] = {}
+            known = member.known
+            if known is None or member.problem:
+                refusals.append(ENGINE_UNREACHABLE)
+                continue
+            view = known.view
+            refusal = refusal_of(
+                action, t_ns=member.engine.t_ns, generation=known.generation, swap_allowed=view.swap_allowed,
+                q0_bytes=view.q0_bytes, floor_bytes=view.floor_bytes,
+            )  # fmt: skip
+            if LATENCY_AT_LIMIT in action.mask_reasons:
+                member.card.troubled = True
+            if refusal in (NONE, CLASS_FORBIDS):  # a forbidden eviction still renews the quota
+                rho = action.target_rho if action.target_rho < known.rho_max else known.rho_max
+                known.target = (action.action if refusal == NONE else HOLD, rho, action.target_max_running)
+            refusals.append(refusal)
         for card in self.account.cards.values():
-            known = [(worker, one) for worker, one in card.members.items() if one is not None]
-            card.settle(not troubled.isdisjoint(card.members))
-            planned = plan_card(
-                [targets.get(worker, (Action.HOLD, one.rho, one.max_running)) for worker, one in known],
-                [one.view for _, one in known],
-                card.scale,
-                self._settings,
-            )
-            for (worker, one), command in zip(known, planned, strict=True):
-                if worker in targets:
-                    if not card.complete:  # somebody we cannot see may have mapped the rest
-                        command.hard_bytes = min(command.hard_bytes, one.hard_bytes)
-                    commands[worker] = command
-        return commands
+            card.plan(self._settings)
+        return refusals
 
     async def _act(
         self,
         batch: ActionBatch,
         action: WorkerAction,
         member: Member | None,
-        command: Command | None,
-        refusal: Refusal,
+        refusal: int,
         span: Span,
     ) -> WorkerOutcome:
         done = Done(refusal=refusal)
         if member is None or member.known is None or member.problem:
             done.detail = member.problem if member is not None else ""
             return outcome_of(action, None, done, member.known if member is not None else None)
-        known, engine = member.known, member.engine
+        known, engine, command = member.known, member.engine, member.known.command
         if command is not None and (command.compact_bytes or command.evict_bytes):
             await self._move(action, member, command, done, span)
         try:
@@ -216,12 +200,12 @@ class NodeSteps:
                 done.quota = await engine.set_quota(_quota(batch, action, command, known))
             self.account.receipt(known, done.quota)
         except EngineRefused as error:
-            if done.refusal is Refusal.NONE:
-                done.refusal = REFUSAL_OF_REASON.get(error.reason, Refusal.ENGINE_REFUSED)
+            if done.refusal == NONE:
+                done.refusal = REFUSAL_OF_REASON.get(error.reason, ENGINE_REFUSED)
                 done.detail = str(error)
         except EngineUnreachable as error:
             member.problem = error.detail
-            done.refusal, done.detail = Refusal.ENGINE_UNREACHABLE, error.detail
+            done.refusal, done.detail = ENGINE_UNREACHABLE, error.detail
         outcome = outcome_of(action, command, done, known)
         if done.moved is not None and not done.moved.done:
             member.pending[action.action_id] = Pending(outcome)
@@ -241,10 +225,10 @@ class NodeSteps:
                     done.moved = await engine.evict(Evict((), command.evict_bytes, action.action_id))
                     child.set("tidegate.bytes", command.evict_bytes)
         except EngineRefused as error:
-            done.refusal = REFUSAL_OF_REASON.get(error.reason, Refusal.ENGINE_REFUSED)
+            done.refusal = REFUSAL_OF_REASON.get(error.reason, ENGINE_REFUSED)
             done.detail = str(error)
         except EngineUnreachable as error:
-            done.refusal, done.detail = Refusal.ENGINE_UNREACHABLE, error.detail
+            done.refusal, done.detail = ENGINE_UNREACHABLE, error.detail
 
     async def _complete(self, member: Member, batch: ActionBatch) -> list[WorkerOutcome]:
         ended = []

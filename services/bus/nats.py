@@ -141,6 +141,11 @@ class NatsBus:
             )
         mailbox.start()
         self._subscriptions.append(subscription)
+        if self._client.is_connected:
+            try:  # so that what anybody publishes after this call comes
+                await self._client.flush(2)
+            except (nats.errors.Error, OSError) as error:
+                logger.debug("subscribing to %s: %s; the next connection will", subject, error)
         return subscription
 
     async def ensure_stream(self, name: str, subjects: Sequence[str], *, max_age_s: float, max_bytes: int) -> None:
@@ -245,6 +250,7 @@ class NatsBus:
         if not self._client.is_closed:
             logger.warning("the connection to the NATS server is lost; connecting again")
         self._publisher.connection_lost()
+        self._store.connection_lost()
 
     async def on_reconnected(self) -> None:
         logger.warning("connected to the NATS server again")

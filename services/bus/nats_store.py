@@ -41,6 +41,7 @@ class NatsStore:
         self._client = client
         self._poll_context: JetStreamContext = client.jetstream(timeout=POLL_S)
         self._watches: set[Signal] = set()
+        self._looks: set[asyncio.Future[KvEntry | None]] = set()
         self._buckets: dict[str, KeyValue] = {}
         self._objects: dict[str, ObjectStore] = {}
 
@@ -134,13 +135,27 @@ class NatsStore:
         """Whether the server answered, and the next entry to hand on if there is one."""
         if not self._client.is_connected:
             return False, None
+        look = asyncio.ensure_future(self._ask(bucket, key, seen))
+        self._looks.add(look)
         try:
-            if seen is None:
-                await self._bucket(bucket)
-            return True, await self._stored(bucket, key, seen)
+            await asyncio.wait([look])
+            return (False, None) if look.cancelled() else (True, look.result())
         except (nats.errors.Error, OSError) as error:
             logger.debug("watching %s/%s: %s", bucket, key, error)
             return False, None
+        finally:
+            self._looks.discard(look)
+            look.cancel()
+
+    async def _ask(self, bucket: str, key: str, seen: int | None) -> KvEntry | None:
+        if seen is None:
+            await self._bucket(bucket)
+        return await self._stored(bucket, key, seen)
+
+    def connection_lost(self) -> None:
+        """Give up what will not be answered any more, so that the watches can look again at once."""
+        for look in self._looks:
+            look.cancel()
 
     def wake(self) -> None:
         """Let the watches look now: the connection came back, or closed for good."""

@@ -15,7 +15,7 @@ from services.decision.intake import Admitted, Intake
 from services.decision.library import Library
 from services.decision.settings import Settings
 from services.observe import Observe
-from services.runtime import Shell
+from services.shell import Shell
 from services.spans import NULL_SPAN, Span
 
 __all__ = ["Decision", "Settings", "build"]

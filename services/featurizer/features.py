@@ -7,88 +7,91 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.actions import ACTION_COUNT
-from schemas.classes import ServiceClass
 from schemas.features import FEATURE, FEATURE_COUNT, MAX_SINCE_STEPS
 from schemas.metrics import COLUMN, CONTEXT_SLICE
-from services.featurizer.window import WindowValues
+from services.featurizer import kernels
 
-_CLASS: Final = FEATURE["class_chat"]
-_SINCE: Final = FEATURE["since_hold"]
-_CONTEXT: Final = FEATURE["context_00"]
-_GAUGES: Final = CONTEXT_SLICE.start
-"""All gauges that features use stand before the counters and histograms."""
+_ABSENT, _ZERO, _ONE = -1, 0, 1
+"""What a feature is when its denominator is 0."""
+
+_QUOTIENTS: Final = (
+    ("u_alloc", "kv_bytes", "q0_bytes", _ABSENT, 1.0),
+    ("f_frag", "frag", "", _ABSENT, 1.0),
+    ("l_queue", "waiting", "", _ABSENT, 1.0),
+    ("p_prefill", "prefilling", "running", _ZERO, 1.0),
+    ("s_swap", "swapped", "", _ABSENT, 1.0),
+    ("l_queue_memory", "waiting_for_memory", "", _ABSENT, 1.0),
+    ("card_free", "card_free_bytes", "card_kv_capacity_bytes", _ABSENT, 1.0),
+    ("rho", "rho", "", _ABSENT, 1.0),
+    ("quota_hard", "quota_hard_bytes", "card_kv_capacity_bytes", _ABSENT, 1.0),
+    ("u_reserved", "kv_reserved_bytes", "quota_soft_bytes", _ABSENT, 1.0),
+    # A tier or a link that is known not to exist is full: nothing can be moved there.
+    ("host_use", "host_used_bytes", "host_capacity_bytes", _ONE, 1.0),
+    ("link", "link_bytes_per_s", "", _ABSENT, 1e-9),
+    ("link_use", "link_used_bytes_per_s", "link_bytes_per_s", _ONE, 1.0),
+    ("kv_per_token", "kv_bytes_per_token", "", _ABSENT, 1 / 1024),
+    ("idle_share", "kv_idle_bytes", "kv_bytes", _ZERO, 1.0),
+    ("idle_return", "idle_return_s", "", _ABSENT, 1.0),
+    ("running", "running", "", _ABSENT, 1.0),
+    ("max_running", "max_running", "", _ABSENT, 1.0),
+    ("q0_share", "q0_bytes", "card_kv_capacity_bytes", _ABSENT, 1.0),
+    ("hbm", "hbm_bytes", "", _ABSENT, 1e-9),
+    ("reference_rate", "reference_tokens_per_s", "", _ABSENT, 1.0),
+    ("iteration", "iteration_s", "", _ABSENT, 1e3),
+)
+"""(feature, numerator, denominator, when that is 0, factor): the formulas that are quotients of two metrics."""
+
+_TABLE: Final = np.array(
+    [(FEATURE[name], COLUMN[over], COLUMN[under] if under else -1, zero) for name, over, under, zero, _ in _QUOTIENTS]
+)
+_FACTORS: Final = np.array([factor for *_, factor in _QUOTIENTS])
+_WINDOWS: Final = np.array(
+    [FEATURE[n] for n in ("du_alloc", "t_len_mean", "t_len_std", "tpot_p95", "ttft_p95", "preemption_rate")]
+)
+"""In the order of the kernels' window row."""
+_BESIDE: Final = np.array([FEATURE["neighbour_queue"], FEATURE["neighbour_use"]])
+_HOST_FREE: Final = np.array([FEATURE["host_free"], COLUMN["host_capacity_bytes"], COLUMN["host_used_bytes"]])
 
 
 def build(
     values: NDArray[np.float64],
-    windows: WindowValues,
+    windows: NDArray[np.float64],
     cards: NDArray[np.int64],
+    card_count: int,
     classes: NDArray[np.int64],
-    since: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    executed: NDArray[np.int64],
 ) -> NDArray[np.float32]:
     """Raw states float32 [n, FEATURE_COUNT]; NaN = absent.
 
-    values: float64 [n, len(METRICS)]; cards: int64 [n], 0, 1, ... over all cards; classes: int64 [n], others
-    than ServiceClass give no one-hot; since: int64 [n, 5], steps since each action.
-    A worker's neighbours are its card's other workers; where one of them is absent, so is their sum.
+    values: float64 [n, len(METRICS)]; windows: float64 [n, 6]; cards: int64 [n], 0 to ``card_count`` - 1;
+    classes: int64 [n], others than ServiceClass give no one-hot; executed: int64 [rows, 5], the step in which
+    each action was executed last. A worker's neighbours are its card's other workers; where one of them is
+    absent, so is their sum.
     """
-    rows = len(values)
-    out = np.empty((rows, FEATURE_COUNT), np.float32)
-    if not rows:
-        return out
-    column = np.ascontiguousarray(values[:, :_GAUGES].T)
-
-    def of(name: str) -> NDArray[np.float64]:
-        return np.asarray(column[COLUMN[name]])
-
-    def put(name: str, value: NDArray[np.float64]) -> None:
-        out[:, FEATURE[name]] = value
-
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        capacity = of("card_kv_capacity_bytes")
-        kv, waiting, running = of("kv_bytes"), of("waiting"), of("running")
-        put("u_alloc", kv / of("q0_bytes"))
-        put("du_alloc", windows.du_alloc)
-        put("f_frag", np.minimum(of("frag"), 1.0))
-        put("l_queue", waiting)
-        put("p_prefill", np.where(running == 0, 0.0, of("prefilling") / running))
-        put("t_len_mean", windows.t_len_mean)
-        put("t_len_std", windows.t_len_std)
-        put("s_swap", of("swapped"))
-        put("l_queue_memory", of("waiting_for_memory"))
-        put("card_free", of("card_free_bytes") / capacity)
-        put("neighbour_queue", np.bincount(cards, waiting)[cards] - waiting)
-        put("neighbour_use", np.maximum(np.bincount(cards, kv)[cards] - kv, 0.0) / capacity)
-        put("rho", of("rho"))
-        put("quota_hard", of("quota_hard_bytes") / capacity)
-        put("u_reserved", _finite(of("kv_reserved_bytes") / of("quota_soft_bytes")))
-        put("tpot_p95", windows.tpot_p95)
-        put("ttft_p95", windows.ttft_p95)
-        put("preemption_rate", windows.preemption_rate)
-        host, host_used = of("host_capacity_bytes"), of("host_used_bytes")
-        # A tier or a link that is known not to exist is full: nothing can be moved there.
-        put("host_use", np.where(host == 0, 1.0, host_used / host))
-        put("host_free", np.maximum(host - host_used, 0.0) / capacity)
-        link = of("link_bytes_per_s")
-        put("link", link / 1e9)
-        put("link_use", np.where(link == 0, 1.0, of("link_used_bytes_per_s") / link))
-        put("kv_per_token", of("kv_bytes_per_token") / 1024)
-        put("idle_share", np.where(kv == 0, 0.0, of("kv_idle_bytes") / kv))
-        put("idle_return", of("idle_return_s"))
-        put("running", running)
-        put("max_running", of("max_running"))
-        put("q0_share", of("q0_bytes") / capacity)
-        put("hbm", of("hbm_bytes") / 1e9)
-        put("reference_rate", of("reference_tokens_per_s"))
-        put("iteration", of("iteration_s") * 1e3)
-        out[:, _CLASS : _CLASS + len(ServiceClass)] = classes[:, None] == np.arange(len(ServiceClass))
-        out[:, _SINCE : _SINCE + ACTION_COUNT] = np.clip(since, 0, MAX_SINCE_STEPS)
-        context = values[:, CONTEXT_SLICE]
-        sequences = context.sum(axis=1)
-        out[:, _CONTEXT:] = context / np.where(sequences == 0, 1.0, sequences)[:, None]
+    out = np.empty((len(values), FEATURE_COUNT), np.float32)
+    beside = np.empty((len(values), 2))
+    kernels.neighbours(values, cards, card_count, COLUMN["waiting"], COLUMN["kv_bytes"], beside)
+    kernels.states(
+        values,
+        _TABLE,
+        _FACTORS,
+        windows,
+        _WINDOWS,
+        beside,
+        rows,
+        steps,
+        classes,
+        executed,
+        _BESIDE,
+        _HOST_FREE,
+        COLUMN["card_kv_capacity_bytes"],
+        FEATURE["class_chat"],
+        FEATURE["since_hold"],
+        FEATURE["context_00"],
+        CONTEXT_SLICE.start,
+        MAX_SINCE_STEPS,
+        out,
+    )
     return out
-
-
-def _finite(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(np.isfinite(value), value, np.nan)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from schemas.identity import STEP_S
 from schemas.metrics import COLUMN
 from schemas.transitions import REWARD_PARTS
+from services.featurizer import kernels
 
 OOM_ARTICLE: Final = 1000.0
 OOM_GOODPUT: Final = 20.0
@@ -30,7 +31,12 @@ COUNTERS: Final = (
 )  # fmt: skip
 """Counters that rewards are made of, in the order of :func:`card_rewards`."""
 
+GAUGES: Final = ("kv_bytes", "card_kv_capacity_bytes", "reference_tokens_per_s")
+"""Gauges that they are made of, likewise."""
+
+GAUGE_COLUMNS: Final = np.array([COLUMN[name] for name in GAUGES])
 _COLUMNS: Final = np.array([COLUMN[name] for name in COUNTERS])
+_LIMITS: Final = np.array([MAX_TOKENS_RATIO, MAX_GOOD_RATIO, OOM_ARTICLE, OOM_GOODPUT])
 
 
 class RewardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,66 +66,50 @@ def reward_parts(
     before, after: float64 [n, len(METRICS)]; cards: int64 [n], any numbers, equal for workers of one card;
     dt_s: seconds between the samples. NaN where an input is absent.
     """
-    _, dense = np.unique(cards, return_inverse=True)
+    names, dense = np.unique(cards, return_inverse=True)
     return card_rewards(
         increase(before[:, _COLUMNS], after[:, _COLUMNS]),
-        after[:, COLUMN["kv_bytes"]],
-        after[:, COLUMN["card_kv_capacity_bytes"]],
-        after[:, COLUMN["reference_tokens_per_s"]],
+        np.ascontiguousarray(after[:, GAUGE_COLUMNS]),
         dense.astype(np.int64),
-        dt_s,
+        len(names),
+        np.broadcast_to(np.asarray(dt_s, np.float64), len(cards)).copy(),
         settings,
     )
 
 
 def increase(before: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:
     """What counters gained; one that went back was reset and has counted from zero since."""
-    return after - np.where(after < before, 0.0, before)
+    return np.ascontiguousarray(after - np.where(after < before, 0.0, before))
 
 
 def card_rewards(
     gained: NDArray[np.float64],
-    kv_bytes: NDArray[np.float64],
-    capacity_bytes: NDArray[np.float64],
-    reference_tokens_per_s: NDArray[np.float64],
+    gauges: NDArray[np.float64],
     cards: NDArray[np.int64],
-    dt_s: float | NDArray[np.float64],
+    card_count: int,
+    dt_s: NDArray[np.float64],
     settings: RewardSettings,
 ) -> NDArray[np.float32]:
     """Parts float32 [n, len(REWARD_PARTS)] from what the counters gained.
 
-    gained: float64 [n, len(COUNTERS)]; the others float64 [n]; cards: int64 [n], 0, 1, ... over all cards.
-    Tokens count over the reference of the worker that made them: unlike models share a card by its time.
-    On a card that ran out of memory an absent input counts as nothing: a dead engine makes no tokens.
+    gained: float64 [n, len(COUNTERS)]; gauges: float64 [n, len(GAUGES)], after the step; cards: int64 [n],
+    0 to ``card_count`` - 1; dt_s: float64 [n]. Tokens count over the reference of the worker that made them:
+    unlike models share a card by its time. On a card that ran out of memory an absent input counts as
+    nothing: a dead engine makes no tokens.
     """
-    rows = len(gained)
-    out = np.full((rows, len(REWARD_PARTS)), np.nan, np.float32)
-    if not rows:
-        return out
-
-    def over_card(column: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(np.bincount(cards, np.where(dead & np.isnan(column), 0.0, column))[cards])
-
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        crashes = np.nan_to_num(gained[:, 6])
-        dead = (np.bincount(cards, crashes) > 0)[cards]
-        work = 1.0 / (reference_tokens_per_s * dt_s)
-        work[~np.isfinite(work) | (work <= 0)] = np.nan
-        tokens = over_card(gained[:, 0] * work)
-        tokens[tokens > MAX_TOKENS_RATIO] = np.nan
-        cost = settings.preemption_cost_tokens * gained[:, 3] + settings.recompute_cost * gained[:, 2]
-        good = over_card((gained[:, 1] - cost) * work)
-        good[np.abs(good) > MAX_GOOD_RATIO] = np.nan
-        alloc = over_card(kv_bytes) / capacity_bytes
-        judged, violations = over_card(gained[:, 4]), over_card(gained[:, 5])
-        violation = np.where(judged == 0, 0.0, violations / judged)
-        violation[violation > 1.0] = np.nan
-        oom = over_card(gained[:, 6])
-        alloc[dead & np.isnan(alloc)] = 0.0
-        for part in (tokens, good, violation):
-            part[dead & np.isnan(part)] = 0.0
-        armed = np.where(oom > 0, 1.0, np.where(oom == 0, 0.0, np.nan))
-        out[:, 0] = settings.alpha * tokens + settings.beta * alloc - settings.gamma * violation - OOM_ARTICLE * armed
-        out[:, 1] = good - OOM_GOODPUT * armed
-        out[:, 2], out[:, 3], out[:, 4], out[:, 5] = tokens, alloc, violation, oom
+    out = np.empty((len(gained), len(REWARD_PARTS)), np.float32)
+    kernels.rewards(
+        gained,
+        gauges,
+        cards,
+        card_count,
+        dt_s,
+        settings.alpha,
+        settings.beta,
+        settings.gamma,
+        settings.preemption_cost_tokens,
+        settings.recompute_cost,
+        _LIMITS,
+        out,
+    )
     return out

@@ -20,7 +20,7 @@ MAX_NUMBER: Final = 2**62
 class Layout:
     """A node's workers as one of its samples listed them; cached, because it seldom changes."""
 
-    __slots__ = ("card_count", "cards", "class_numbers", "classes", "local_cards", "rows", "workers")
+    __slots__ = ("card_count", "cards", "class_numbers", "classes", "local_cards", "row_list", "rows", "workers")
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class Layout:
         self.cards = cards
         self.classes = classes
         self.rows = rows
+        self.row_list: list[int] = rows.tolist()
         seen: dict[int, int] = {}
         self.local_cards = np.array([seen.setdefault(card, len(seen)) for card in cards], np.int64)
         self.card_count = len(seen)
@@ -65,6 +66,10 @@ class Node:
     @property
     def order(self) -> Order:
         return Order(self.boot_id, self.step)
+
+    def all_rows(self) -> NDArray[np.int64]:
+        """int64 [workers]: of all that are remembered, listed now or not."""
+        return np.fromiter(self.rows.values(), np.int64, len(self.rows))
 
 
 class Roster:

@@ -12,6 +12,7 @@ import numpy as np
 from schemas.codec import Codec, DecodeError, pack
 from schemas.features import FEATURE_COUNT, FEATURE_HASH
 from schemas.identity import SCHEMA_VERSION
+from schemas.metrics import METRICS
 from schemas.outcomes import OUTCOME_BATCH
 from schemas.states import STATE_BATCH, StateBatch
 from schemas.subjects import STREAM_SUBJECTS, STREAM_TRANSITIONS, Family, subject, wildcard
@@ -20,7 +21,7 @@ from schemas.transitions import TRANSITION_BATCH, TransitionBatch
 from services.bus import Message, Subscription
 from services.featurizer.measures import Measures
 from services.featurizer.settings import Settings
-from services.featurizer.tracker import States, Tracker
+from services.featurizer.tracker import States, Tracker, TrackerSettings
 from services.featurizer.transitions import Transitions
 from services.shell import Shell
 from services.spans import NULL_SPAN, Span
@@ -59,6 +60,7 @@ class Featurizer:
                 max_age_s=self._settings.stream_max_age_s,
                 max_bytes=self._settings.stream_max_bytes,
             )
+        _warm()
         queue = self._settings.queue
         self._subscriptions = [
             await shell.bus.subscribe(wildcard("outcome"), self._on_outcomes, queue=queue),
@@ -205,6 +207,13 @@ class Featurizer:
         if known is None:
             known = self._subjects[family, node] = subject(family, node)
         return known
+
+
+def _warm() -> None:
+    """Run every kernel once, so that the first real sample does not pay for loading them."""
+    metrics = np.zeros((1, len(METRICS)))
+    sample = NodeSample("warm", 1, 0, SCHEMA_VERSION, 0, ("warm/0/w0",), (0,), (0,), b"")
+    Tracker(TrackerSettings(window_steps=1)).observe(sample, metrics)
 
 
 def build(settings: Settings) -> Featurizer:

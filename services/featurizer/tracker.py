@@ -17,19 +17,13 @@ from numpy.typing import NDArray
 
 from schemas.actions import ACTION_COUNT, Hold
 from schemas.codec import DecodeError, fit_columns
-from schemas.features import MAX_SINCE_STEPS
 from schemas.identity import STEP_NS
-from schemas.metrics import COLUMN, COUNTER_COLUMNS, METRICS
+from schemas.metrics import COLUMN, METRICS
 from schemas.telemetry import NodeSample, metrics_of
-from services.featurizer import features, reward, window
+from services.featurizer import features, kernels, reward, window
 from services.featurizer.roster import MAX_NUMBER, Layout, Node, Roster
 from services.featurizer.validate import Counts, check
 
-_COUNTERS: Final = np.array(COUNTER_COLUMNS)
-_PLACE: Final = {column: place for place, column in enumerate(COUNTER_COLUMNS)}
-_WINDOW: Final = np.array([_PLACE[COLUMN[name]] for name in window.COUNTERS])
-_REWARD: Final = np.array([_PLACE[COLUMN[name]] for name in reward.COUNTERS])
-_NEVER: Final = -(2**62)
 _ROW_BYTES: Final = 8 * len(METRICS)
 
 
@@ -87,9 +81,6 @@ class Tracker:
         self._roster = Roster(self.settings.max_workers)
         self._windows = window.Windows(self.settings.window_steps)
         self._capacity = 0
-        self._counters = np.empty((0, len(_COUNTERS)))
-        self._counter_steps = np.empty(0, np.int64)
-        self._counter_t_s = np.empty(0)
         self._generations = np.empty(0, np.int64)
         self._executed = np.empty((0, ACTION_COUNT), np.int64)
 
@@ -205,7 +196,7 @@ class Tracker:
             if new:
                 self._clear(np.array(new, np.int64))
                 fresh.extend(new)
-        self._follow(node, sample, layout, anew)
+        self._follow(node, sample, anew)
         node.seen_ns = now_ns
         if node.gone:
             self._count("forgotten", self._roster.forget_gone(node, sample.step, self.settings.forget_steps))
@@ -228,14 +219,15 @@ class Tracker:
             return "too_many_workers"
         return ""
 
-    def _follow(self, node: Node, sample: NodeSample, layout: Layout, anew: list[NDArray[np.int64]]) -> None:
+    def _follow(self, node: Node, sample: NodeSample, anew: list[NDArray[np.int64]]) -> None:
         """Move the node's order and clock forward; its workers begin anew where time is not continuous."""
         if sample.boot_id != node.boot_id:
             if node.boot_id >= 0:
                 self._count("new_boot")
                 self._rebase(node, sample.step)
+                node.gone = dict.fromkeys(node.gone, sample.step)
+                anew.append(node.all_rows())
             node.boot_id, node.outcome_step, node.t0_ns = sample.boot_id, -1, sample.t_ns
-            anew.append(layout.rows)
         else:
             gap = sample.step - node.step
             passed = sample.t_ns - node.t_ns
@@ -243,15 +235,15 @@ class Tracker:
                 self._count("lost_steps", gap - 1)
             if passed <= 0 or passed > max(window.MAX_GAP_STEPS, 2 * gap) * STEP_NS:
                 self._count("clock_jump")
-                anew.append(layout.rows)
+                anew.append(node.all_rows())
         node.step, node.t_ns = sample.step, sample.t_ns
 
     def _rebase(self, node: Node, step: int) -> None:
         """Keep the steps since each action where a new boot counts its steps from the beginning."""
         if step <= node.step and node.rows:
-            rows = np.fromiter(node.rows.values(), np.int64, len(node.rows))
+            rows = node.all_rows()
             since = self._executed[rows]
-            self._executed[rows] = np.where(since == _NEVER, since, since + (step - node.step - 1))
+            self._executed[rows] = np.where(since == kernels.NEVER, since, since + (step - node.step - 1))
 
     def _advance(
         self,
@@ -261,112 +253,68 @@ class Tracker:
     ) -> States:
         """One step of all accepted nodes."""
         spans: list[Span] = []
-        start = cards_before = 0
+        start = card_count = 0
         offsets: list[int] = []
         sizes: list[int] = []
         for node, sample, layout, _ in accepted:
             size = len(layout.rows)
             spans.append(Span(node, sample, layout, start, start + size))
-            offsets.append(cards_before)
+            offsets.append(card_count)
             sizes.append(size)
             start += size
-            cards_before += layout.card_count
+            card_count += layout.card_count
         rows = np.concatenate([span.layout.rows for span in spans])
         classes = np.concatenate([span.layout.class_numbers for span in spans])
-        cards = np.concatenate([span.layout.local_cards for span in spans]) + np.repeat(offsets, sizes)
-        steps = np.repeat(np.array([span.sample.step for span in spans], np.int64), sizes)
-        t_s = np.repeat([(span.sample.t_ns - span.node.t0_ns) / 1e9 for span in spans], sizes)
-        values, rejected, starting = check(_stack([a[3] for a in accepted], start), classes, cards, self.counts)
-
+        cards = np.concatenate([span.layout.local_cards for span in spans])
+        cards += np.array(offsets, np.int64).repeat(sizes)
+        steps = np.array([span.sample.step for span in spans], np.int64).repeat(sizes)
+        t_s = np.array([(span.sample.t_ns - span.node.t0_ns) / 1e9 for span in spans]).repeat(sizes)
+        metrics = _stack([a[3] for a in accepted], start)
+        values, rejected, starting, odd = check(metrics, classes, cards, card_count, self.counts)
         if anew:
-            self._restart(np.concatenate(anew))
-        before = self._counters[rows]
-        counters = values[:, _COUNTERS]
-        with np.errstate(invalid="ignore"):
-            reset = (counters < before).any(axis=1)
-        if reset.any():
-            self._count("counter_reset", int(np.count_nonzero(reset)))
-        if reset.any() or starting.any():
-            self._windows.restart(rows[reset | starting])
-        rewards = self._rewards(rows, steps, t_s, before, counters, values, cards)
-        live = ~(rejected | starting)
-        every = bool(live.all())
-        kept = rows if every else rows[live]
-        u_alloc = values[:, COLUMN["kv_bytes"]] / values[:, COLUMN["q0_bytes"]]
-        moved = (steps, t_s, u_alloc, counters[:, _WINDOW])
-        windows = self._windows.advance(kept, *(moved if every else (array[live] for array in moved)))
-        if not every:
-            windows = window.spread(windows, live)
-        holds = np.where(windows.filling, Hold.WINDOW_FILLING, Hold.NONE).astype(np.uint8)
-        holds[rejected] = Hold.SAMPLE_REJECTED
-        holds[starting] = Hold.ENGINE_STARTING
-
-        read = rows if not rejected.any() else rows[~rejected]
-        within = slice(None) if read is rows else ~rejected
-        self._counters[read] = counters[within]
-        self._counter_steps[read] = steps[within]
-        self._counter_t_s[read] = t_s[within]
+            self._windows.restart(np.concatenate(anew))
+        moved = self._windows.advance(values, rows, steps, t_s, rejected, starting)
+        self._count("counter_reset", moved.resets)
+        holds = moved.filling * np.uint8(Hold.WINDOW_FILLING)
         generation = values[:, COLUMN["generation"]]
-        said = ~np.isnan(generation)
-        self._generations[rows[said]] = generation[said].astype(np.int64)
-        since = np.minimum(steps[:, None] - self._executed[rows], MAX_SINCE_STEPS)
+        if odd:
+            holds[rejected] = Hold.SAMPLE_REJECTED
+            holds[starting] = Hold.ENGINE_STARTING
+            said = ~np.isnan(generation)
+            self._generations[rows[said]] = generation[said]
+        else:
+            self._generations[rows] = generation
         return States(
             spans=spans,
             rows=rows,
             steps=steps,
-            features=features.build(values, windows, cards, classes, since),
+            features=features.build(values, moved.windows, cards, card_count, classes, rows, steps, self._executed),
             holds=holds,
             classes=classes,
             generations=self._generations[rows],
-            rewards=rewards,
+            rewards=reward.card_rewards(
+                moved.gained,
+                values.take(reward.GAUGE_COLUMNS, axis=1),
+                cards,
+                card_count,
+                moved.dt_s,
+                self.rewards,
+            ),
             fresh=np.array(fresh, np.int64),
         )
 
-    def _rewards(
-        self,
-        rows: NDArray[np.int64],
-        steps: NDArray[np.int64],
-        t_s: NDArray[np.float64],
-        before: NDArray[np.float64],
-        counters: NDArray[np.float64],
-        values: NDArray[np.float64],
-        cards: NDArray[np.int64],
-    ) -> NDArray[np.float32]:
-        """Reward parts of the step that ends now, NaN on cards where a worker's last sample is not of the
-        step before."""
-        gained = reward.increase(before[:, _REWARD], counters[:, _REWARD])
-        gained[self._counter_steps[rows] != steps - 1] = np.nan
-        return reward.card_rewards(
-            gained,
-            values[:, COLUMN["kv_bytes"]],
-            values[:, COLUMN["card_kv_capacity_bytes"]],
-            values[:, COLUMN["reference_tokens_per_s"]],
-            cards,
-            t_s - self._counter_t_s[rows],
-            self.rewards,
-        )
-
-    def _restart(self, rows: NDArray[np.int64]) -> None:
-        self._windows.restart(rows)
-        self._counter_steps[rows] = _NEVER
-
     def _clear(self, rows: NDArray[np.int64]) -> None:
-        self._restart(rows)
-        self._counters[rows] = np.nan
-        self._counter_t_s[rows] = 0.0
+        self._windows.clear(rows)
         self._generations[rows] = 0
-        self._executed[rows] = _NEVER
+        self._executed[rows] = kernels.NEVER
 
     def _grow(self) -> None:
         more = self._roster.capacity - self._capacity
         if more <= 0:
             return
         self._windows.grow(self._roster.capacity)
-        self._counters = np.concatenate((self._counters, np.full((more, len(_COUNTERS)), np.nan)))
-        self._counter_steps = np.concatenate((self._counter_steps, np.full(more, _NEVER)))
-        self._counter_t_s = np.concatenate((self._counter_t_s, np.zeros(more)))
         self._generations = np.concatenate((self._generations, np.zeros(more, np.int64)))
-        self._executed = np.concatenate((self._executed, np.full((more, ACTION_COUNT), _NEVER)))
+        self._executed = np.concatenate((self._executed, np.full((more, ACTION_COUNT), kernels.NEVER)))
         self._capacity = self._roster.capacity
 
     def _count(self, reason: str, number: int = 1) -> None:
@@ -385,8 +333,9 @@ def _order_fault(sample: NodeSample, known: Node | None) -> str:
 
 
 def _stack(tables: list[NDArray[np.float64] | bytes], rows: int) -> NDArray[np.float64]:
-    """float64 [rows, len(METRICS)] of all tables; joined as bytes, which is one copy for the whole batch."""
+    """float64 [rows, len(METRICS)], C-ordered and writable (the only kind that the kernels take), of all tables;
+    joined as bytes, which is one copy for the whole batch."""
     if len(tables) == 1 and not isinstance(tables[0], bytes):
-        return tables[0]
-    joined = b"".join(table if isinstance(table, bytes) else table.astype("<f8").tobytes() for table in tables)
+        return np.require(tables[0], np.float64, ["C", "A", "W"])
+    joined = bytearray().join(table if isinstance(table, bytes) else table.astype("<f8").tobytes() for table in tables)
     return np.frombuffer(joined, "<f8").reshape(rows, len(METRICS))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from schemas.classes import ServiceClass
 from schemas.metrics import COLUMN, METRICS
+from services.featurizer import kernels
 
 Counts = dict[tuple[str, str], int]
 """How often by (reason, metric)."""
@@ -23,9 +24,6 @@ _HIGH: Final = np.array([metric.high for metric in METRICS])
 _REQUIRED: Final = np.array([i for i, metric in enumerate(METRICS) if metric.required])
 _IS_REQUIRED: Final = np.array([metric.required for metric in METRICS])
 _NAMES: Final = tuple(metric.name for metric in METRICS)
-_SLACK: Final = 1.0 + 1e-6
-"""Sums of bytes taken at slightly different moments, or rounded, are no contradiction."""
-
 _REJECTING: Final = (
     ("kv_bytes", "hbm_bytes"),
     ("card_kv_capacity_bytes", "hbm_bytes"),
@@ -44,6 +42,7 @@ _BLANKING: Final = (
 )
 """(smaller, larger): the first is absent where it exceeds the second."""
 
+_ORDERED: Final = np.array([(COLUMN[small], COLUMN[large]) for small, large in (*_REJECTING, *_BLANKING)])
 _HBM: Final = COLUMN["hbm_bytes"]
 _KV: Final = COLUMN["kv_bytes"]
 _CLASS_COUNT: Final = len(ServiceClass)
@@ -55,16 +54,26 @@ class Checked(NamedTuple):
     values: NDArray[np.float64]
     rejected: NDArray[np.bool_]
     starting: NDArray[np.bool_]
+    odd: bool
+    """Whether there was anything to reject, to blank or to wait for."""
 
 
 def check(
-    metrics: NDArray[np.float64], classes: NDArray[np.int64], cards: NDArray[np.int64], counts: Counts
+    metrics: NDArray[np.float64],
+    classes: NDArray[np.int64],
+    cards: NDArray[np.int64],
+    card_count: int,
+    counts: Counts,
 ) -> Checked:
     """Checked values of a METRICS matrix; what was left out is added to ``counts``.
 
-    metrics: float64 [n, len(METRICS)], never written to; classes: int64 [n]; cards: int64 [n], 0, 1, ... over
-    all cards of the matrix. A starting engine's row is not rejected for what it does not say yet.
+    metrics: float64 [n, len(METRICS)], C-ordered, never written to; classes: int64 [n]; cards: int64 [n], 0 to
+    ``card_count`` - 1. A starting engine's row is not rejected for what it does not say yet.
     """
+    odd = kernels.any_odd(metrics, _LOW, _HIGH, _REQUIRED, _ORDERED, cards, card_count, _KV, _HBM, COLUMN["starting"])
+    if not odd and classes.max(initial=0) < _CLASS_COUNT:
+        nothing = np.zeros(len(metrics), np.bool_)
+        return Checked(metrics, nothing, nothing, False)
     values = metrics
     with np.errstate(invalid="ignore"):
         outside = (metrics < _LOW) | (metrics > _HIGH)
@@ -84,17 +93,17 @@ def check(
             for place in np.flatnonzero(missing.any(axis=0)).tolist():
                 _add(counts, "missing", _NAMES[_REQUIRED[place]], missing[:, place])
         for smaller, larger in _REJECTING:
-            over = values[:, COLUMN[smaller]] > values[:, COLUMN[larger]] * _SLACK
+            over = values[:, COLUMN[smaller]] > values[:, COLUMN[larger]] * kernels.SLACK
             if over.any():
                 _add(counts, f"beyond_{larger}", smaller, over)
                 rejected |= over
         for smaller, larger in _BLANKING:
-            over = values[:, COLUMN[smaller]] > values[:, COLUMN[larger]] * _SLACK
+            over = values[:, COLUMN[smaller]] > values[:, COLUMN[larger]] * kernels.SLACK
             if over.any():
                 _add(counts, f"beyond_{larger}", smaller, over)
                 values = values.copy() if values is metrics else values
                 values[over, COLUMN[smaller]] = np.nan
-        crowded = np.bincount(cards, values[:, _KV])[cards] > values[:, _HBM] * _SLACK if len(cards) else rejected
+        crowded = np.bincount(cards, values[:, _KV])[cards] > values[:, _HBM] * kernels.SLACK
         if crowded.any():
             # Their sum does not fit the card, so at least one of its workers lies: none is believed.
             _add(counts, "beyond_card", "kv_bytes", crowded & ~rejected)
@@ -102,7 +111,7 @@ def check(
     if rejected.any():
         values = values.copy() if values is metrics else values
         values[rejected] = np.nan
-    return Checked(values, rejected, starting)
+    return Checked(values, rejected, starting, True)
 
 
 def _add(counts: Counts, reason: str, metric: str, where: NDArray[np.bool_]) -> None:

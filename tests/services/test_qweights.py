@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save as save_tensors
 
 from schemas.features import FEATURE_COUNT, FEATURE_HASH, INPUT_COUNT
 from services import qweights
@@ -28,7 +29,7 @@ def raw_bytes(network: Weights, **changes: object) -> bytes:
     """A file that nobody checked when it was written."""
     right = {"format": "tidegate-q-1", "feature_hash": FEATURE_HASH, "version": "v1", "hidden": [4]}
     about = msgspec.json.encode({**right, **changes}).decode()
-    return qweights.save_tensors(dict(network.tensors), {"tidegate": about})
+    return save_tensors(dict(network.tensors), {"tidegate": about})
 
 
 def test_q_is_the_value_plus_the_advantage_less_the_mean_over_all_actions() -> None:

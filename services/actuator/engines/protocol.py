@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import msgspec
 
@@ -88,8 +88,7 @@ class EngineSocket(asyncio.Protocol):
         self.t_ns = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
 
     def send(self, body: RequestBody) -> tuple[int, asyncio.Future[ReplyBody]]:
         """Send now; the future ends with the reply or with EngineUnreachable."""

@@ -20,6 +20,7 @@ from services.telemetry.sources.reading import Reading
 NODE_SOCKET: Final = "node.sock"
 NEWEST: Final = -1
 """``after_step`` that asks for the newest sample now."""
+_ROW_BYTES: Final = 8 * len(METRICS)
 _GRACE_S: Final = 5.0
 """How much longer than its own time limit a poll may take before the node counts as silent."""
 
@@ -137,12 +138,12 @@ class EmulatedSource:
 
     def _read(self, t_ns: int, reply: SampleReply, waited_s: float) -> Reading:
         rows = len(reply.workers)
-        if not rows == len(reply.cards) == len(reply.classes) or len(reply.metrics) != rows * len(METRICS) * 8:
-            if reply.workers or reply.metrics:
-                self._client.close()
-                raise EngineUnreachable(
-                    self._node,
-                    f"a sample of {rows} workers, {len(reply.cards)} cards, {len(reply.classes)} classes and "
-                    f"{len(reply.metrics)} bytes, expected {len(METRICS) * 8} bytes a worker",
-                )
+        sizes = (len(reply.cards), len(reply.classes), len(reply.metrics))
+        if sizes != (rows, rows, rows * _ROW_BYTES) and (rows or reply.metrics):
+            self._client.close()
+            raise EngineUnreachable(
+                self._node,
+                f"a sample of {rows} workers, {sizes[0]} cards, {sizes[1]} classes and {sizes[2]} bytes, "
+                f"expected {_ROW_BYTES} bytes a worker",
+            )
         return Reading(self._node, reply.step, t_ns, reply.workers, reply.cards, reply.classes, reply.metrics, waited_s)

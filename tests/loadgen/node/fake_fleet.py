@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from schemas.metrics import COLUMN, METRICS
@@ -46,17 +48,19 @@ class FakeFleet:
             self.column(name)[:] = value
         self.told: list[dict[str, np.ndarray]] = []
         self._evicting = np.zeros(workers)
+        self._freed = np.zeros(workers, np.int64)
 
     def column(self, name: str) -> np.ndarray:
         return self.table[:, COLUMN[name]]
 
-    def command(self, *, rho=None, max_running=None, evict_bytes=None, compact_bytes=None) -> None:
+    def command(self, *, rho=None, max_running=None, evict_bytes=None, compact_bytes=None, generation=None) -> None:
         self.told.append(
             {"rho": rho, "max_running": max_running, "evict_bytes": evict_bytes, "compact_bytes": compact_bytes}
         )
         self.column("rho")[:] = rho
         self._evicting += evict_bytes
         self.column("compacted_bytes")[:] += compact_bytes
+        self._freed += (compact_bytes // GROUP).astype(np.int64)
         self.column("kv_mapped_bytes")[:] -= compact_bytes // GROUP * GROUP
 
     def advance(self, step_s: float = 2.0) -> None:
@@ -70,3 +74,11 @@ class FakeFleet:
 
     def metrics(self) -> np.ndarray:
         return self.table.copy()
+
+    def effects(self) -> SimpleNamespace:
+        freed, self._freed = self._freed, np.zeros(self.workers, np.int64)
+        return SimpleNamespace(groups_freed=freed, pause_us=50.0 * freed)
+
+    def snapshot(self, worker: int) -> SimpleNamespace:
+        idle = SimpleNamespace(sequence=5, blocks=3, idle_since_s=0.0, expected_return_s=9.0)
+        return SimpleNamespace(idle=(idle,))

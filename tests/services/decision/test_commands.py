@@ -24,11 +24,10 @@ from tests.services.decision.rows import state, state_batch, weights
 
 DQN = DqnPolicy(weights("v1", [0, 1, 2, 3, 4]))
 HEURISTIC = rule("heuristic", HeuristicSettings(), np.random.default_rng(0))
+ALONE = InForce(HEURISTIC, None)
 
 
-def decided(
-    batches: Sequence[StateBatch], in_force: InForce = InForce(HEURISTIC, None), **settings: object
-) -> list[ActionBatch]:
+def decided(batches: Sequence[StateBatch], in_force: InForce = ALONE, **settings: object) -> list[ActionBatch]:
     decider = Decider(Settings(**settings), np.random.default_rng(0))  # type: ignore[arg-type]
     admitted = [Admitted(b, features_of(b), bytes(b.classes), bytes(b.holds)) for b in batches]
     return decider.decide(admitted, in_force).batches
@@ -47,7 +46,8 @@ def test_a_command_is_absolute_and_tells_why() -> None:
     assert command.probability == 1.0
     assert command.mask == ALL_ACTIONS & ~(1 << Action.WIDEN)
     assert command.mask_reasons == (0, MaskReason.LATENCY_AT_LIMIT, 0, 0, 0)
-    assert command.q_values == command.shadows == ()
+    assert not command.q_values
+    assert not command.shadows
 
 
 def test_a_network_sends_its_q_values_and_a_shadow_what_it_would_have_done() -> None:
@@ -66,7 +66,7 @@ def test_a_held_worker_gets_hold_with_its_reason_and_keeps_its_quota() -> None:
     held, free = batch.actions
     assert (held.action, held.hold, held.mask, held.target_rho) == (Action.HOLD, Hold.STALE, 1, 1.4)
     assert held.mask_reasons == (0, *[MaskReason.HELD] * 4)
-    assert held.q_values == held.shadows == (), "nothing is made of a state that is not to be trusted"
+    assert len(held.q_values) + len(held.shadows) == 0, "nothing is made of a state that is not to be trusted"
     assert (free.action, free.hold) == (Action.EVICT, Hold.NONE)
 
 

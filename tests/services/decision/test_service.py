@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 import numpy as np
 import pytest
+from safetensors.numpy import save as save_tensors
 
 from schemas.actions import ACTION_BATCH, Action, ActionBatch
 from schemas.policies import KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer
@@ -20,7 +21,7 @@ from services.clock import ManualClock
 from services.decision.service import Settings, build
 from services.observe import Observe
 from services.qweights import Weights
-from services.runtime import Shell
+from services.shell import Shell
 from tests.services.decision.rows import message, pointer, state, state_batch, weights
 
 V1, V2 = weights("v1", [0, 0, 0, 0, 1]), weights("v2", [0, 0, 0, 1, 0])
@@ -77,7 +78,7 @@ class Running:
 
     async def until(self, true: Callable[[], bool]) -> None:
         async with asyncio.timeout(5):
-            while not true():
+            while not true():  # noqa: ASYNC110 - a metric has no event to wait for
                 await asyncio.sleep(0)
 
     async def acts(self, version: str) -> None:
@@ -147,8 +148,8 @@ async def test_bad_weights_are_refused_and_the_former_champion_goes_on(running: 
     cut, noise = good[:-8], bytes(len(good))
     poisoned = msgspec.structs.replace(V2, tensors={**V2.tensors, "value.bias": np.array([np.nan], np.float32)})
     about = {"format": "tidegate-q-1", "feature_hash": "0" * 16, "version": "v2", "hidden": [4]}
-    other_table = qweights.save_tensors(dict(V2.tensors), {"tidegate": msgspec.json.encode(about).decode()})
-    nan = qweights.save_tensors(dict(poisoned.tensors), qweights_metadata(good))
+    other_table = save_tensors(dict(V2.tensors), {"tidegate": msgspec.json.encode(about).decode()})
+    nan = save_tensors(dict(poisoned.tensors), qweights_metadata(good))
     for times, (data, changes) in enumerate(
         [
             (good, {"sha256": "0" * 64}),  # forged pointer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from schemas.actions import ALL_ACTIONS, Action, Hold, MaskReason
 from schemas.classes import ServiceClass
 from schemas.features import FEATURE_COUNT
 from services.decision.shield import ALLOWED, ShieldSettings, masks
-from tests.services.decision.rows import state
+from tests.services.decision.rows import HEALTHY, state
 
 NAN = float("nan")
 SETTINGS = ShieldSettings()
@@ -20,11 +22,11 @@ SETTINGS = ShieldSettings()
 
 def reason_of(
     action: Action,
+    changes: Mapping[str, float] = HEALTHY,
     *,
     kind: ServiceClass = ServiceClass.CHAT,
     hold: Hold = Hold.NONE,
     settings: ShieldSettings = SETTINGS,
-    **changes: float,
 ) -> MaskReason:
     mask, reasons = masks(state(**changes), np.array([kind]), np.array([hold]), settings)
     reason = MaskReason(reasons[0, action])
@@ -72,21 +74,21 @@ def test_a_held_worker_may_only_hold(hold: Hold) -> None:
     ],
 )
 def test_widen(changes: dict[str, float], expected: MaskReason) -> None:
-    assert reason_of(Action.WIDEN, **changes) == expected
+    assert reason_of(Action.WIDEN, changes) == expected
 
 
 def test_widen_stops_at_the_rho_of_the_class_or_of_the_setting_whichever_is_lower() -> None:
-    assert reason_of(Action.WIDEN, kind=ServiceClass.COPILOT, rho=1.3) == MaskReason.AT_RHO_MAX
-    assert reason_of(Action.WIDEN, kind=ServiceClass.COPILOT, rho=1.2) == MaskReason.ALLOWED
+    assert reason_of(Action.WIDEN, {"rho": 1.3}, kind=ServiceClass.COPILOT) == MaskReason.AT_RHO_MAX
+    assert reason_of(Action.WIDEN, {"rho": 1.2}, kind=ServiceClass.COPILOT) == MaskReason.ALLOWED
     low = ShieldSettings(rho_max=1.2)
-    assert reason_of(Action.WIDEN, rho=1.2, settings=low) == MaskReason.AT_RHO_MAX
+    assert reason_of(Action.WIDEN, {"rho": 1.2}, settings=low) == MaskReason.AT_RHO_MAX
     none = ShieldSettings(rho_max=1.0)
-    assert reason_of(Action.WIDEN, rho=1.0, settings=none) == MaskReason.CLASS_FORBIDS_OVERCOMMIT
+    assert reason_of(Action.WIDEN, {"rho": 1.0}, settings=none) == MaskReason.CLASS_FORBIDS_OVERCOMMIT
 
 
 def test_a_class_without_a_token_limit_is_not_asked_for_its_latency() -> None:
-    assert reason_of(Action.WIDEN, kind=ServiceClass.BATCH, tpot_p95=NAN) == MaskReason.ALLOWED
-    assert reason_of(Action.WIDEN, kind=ServiceClass.BATCH, tpot_p95=9.0) == MaskReason.ALLOWED
+    assert reason_of(Action.WIDEN, {"tpot_p95": NAN}, kind=ServiceClass.BATCH) == MaskReason.ALLOWED
+    assert reason_of(Action.WIDEN, {"tpot_p95": 9.0}, kind=ServiceClass.BATCH) == MaskReason.ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_a_class_without_a_token_limit_is_not_asked_for_its_latency() -> None:
     ],
 )
 def test_tighten(changes: dict[str, float], expected: MaskReason) -> None:
-    assert reason_of(Action.TIGHTEN, **changes) == expected
+    assert reason_of(Action.TIGHTEN, changes) == expected
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_tighten(changes: dict[str, float], expected: MaskReason) -> None:
     ],
 )
 def test_compact(changes: dict[str, float], expected: MaskReason) -> None:
-    assert reason_of(Action.COMPACT, **changes) == expected
+    assert reason_of(Action.COMPACT, changes) == expected
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_compact(changes: dict[str, float], expected: MaskReason) -> None:
     ],
 )
 def test_evict(changes: dict[str, float], expected: MaskReason) -> None:
-    assert reason_of(Action.EVICT, **changes) == expected
+    assert reason_of(Action.EVICT, changes) == expected
 
 
 def test_code_completion_never_swaps() -> None:
@@ -142,7 +144,7 @@ def test_training_is_touched_only_when_opted_in_and_then_neither_overcommitted_n
     for action in list(Action)[1:]:
         assert reason_of(action, kind=ServiceClass.TRAINING) == MaskReason.TRAINING_NOT_OPTED_IN
     opted = ShieldSettings(training_opted_in=True)
-    found = [reason_of(a, kind=ServiceClass.TRAINING, settings=opted, rho=1.0) for a in Action]
+    found = [reason_of(a, {"rho": 1.0}, kind=ServiceClass.TRAINING, settings=opted) for a in Action]
     assert found == [
         MaskReason.ALLOWED, MaskReason.CLASS_FORBIDS_OVERCOMMIT, MaskReason.ALLOWED, MaskReason.ALLOWED,
         MaskReason.CLASS_FORBIDS_SWAP,

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from schemas.features import FEATURE_HASH
+from schemas.features import FEATURE_COUNT, FEATURE_HASH
 from schemas.policies import KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer
 from schemas.subjects import BUCKET_POLICY, BUCKET_WEIGHTS, STREAM_SUBJECTS, STREAM_TRANSITIONS
 from schemas.transitions import TRANSITION_BATCH, TransitionBatch
@@ -18,6 +20,7 @@ from services.clock import ManualClock
 from services.learner.service import LearnerService, Settings, build
 from services.observe import Observe
 from services.qnet import QNet, digest
+from services.settings import CommonSettings
 from services.shell import Shell
 from tests.services.learner.batches import batch, deliver
 
@@ -33,18 +36,20 @@ def settings(folder: Path | None = None, **changes: object) -> Settings:
 class Running:
     """A learner on an in-memory network, and a featurizer's side of it."""
 
-    def __init__(self, network: MemoryNetwork, service: LearnerService) -> None:
+    def __init__(self, network: MemoryNetwork, service: LearnerService, instance: str = "l0") -> None:
         self.network, self.service = network, service
         self.bus = MemoryBus(network)
         self.clock = ManualClock(1)
         self.observe = Observe("learner")
-        self.shell = Shell("learner", "l0", bus=self.bus, observe=self.observe, clock=self.clock)
+        self.shell = Shell("learner", instance, bus=self.bus, observe=self.observe, clock=self.clock)
 
-    async def send(self, *batches: TransitionBatch) -> None:
+    async def send(self, *batches: TransitionBatch, headers: Mapping[str, str] | None = None) -> None:
         for sent in batches:
-            data = TRANSITION_BATCH.encode(sent)
             await self.bus.publish_stream(
-                deliver(sent)[0].subject, data, message_id=f"{sent.node}.{sent.boot_id}.{sent.step}"
+                deliver(sent)[0].subject,
+                TRANSITION_BATCH.encode(sent),
+                message_id=f"{sent.node}.{sent.boot_id}.{sent.step}",
+                headers=headers,
             )
 
     def count(self, name: str, **labels: str) -> float:
@@ -67,8 +72,8 @@ class Running:
 
 
 @asynccontextmanager
-async def running(network: MemoryNetwork, chosen: Settings) -> AsyncIterator[Running]:
-    run = Running(network, build(chosen))
+async def running(network: MemoryNetwork, chosen: Settings, instance: str = "l0") -> AsyncIterator[Running]:
+    run = Running(network, build(chosen), instance)
     await run.service.start(run.shell)
     try:
         yield run
@@ -92,7 +97,7 @@ async def test_transitions_become_a_candidate_that_loads() -> None:
         assert digest(data) == pointer.sha256
         assert (pointer.kind, pointer.feature_hash, pointer.parent) == ("dqn", FEATURE_HASH, "")
         net = QNet.load(data)
-        assert np.isfinite(net.q_values(np.zeros((1, 57), np.float32))).all()
+        assert np.isfinite(net.q_values(np.zeros((1, FEATURE_COUNT), np.float32))).all()
         await run.send(*(batch(step) for step in range(20, 40)))
         following = await run.candidate(after=pointer.version)
         assert following.parent == pointer.version
@@ -146,15 +151,15 @@ async def test_a_corrupt_checkpoint_gives_way_to_the_one_before(
     async with running(network, settings(tmp_path)) as run:
         assert run.count("checkpoints_total", result="refused") == 1
         assert any("refused" in record.message for record in caplog.records)
-        assert run.service.trainer.transitions < 30
-        await run.until(lambda: run.service.trainer.transitions == 30)
+        await run.until(lambda: run.count("stream_sequence") == 30)
+        assert run.service.trainer.transitions == 30, "what the lost checkpoint had learned is learned again, once"
 
 
 async def test_a_new_store_is_learned_from_its_beginning(tmp_path: Path) -> None:
     async with running(MemoryNetwork(), settings(tmp_path)) as run:
         await run.send(*(batch(step) for step in range(20)))
         await run.until(lambda: run.count("stream_sequence") == 20)
-    async with running(MemoryNetwork(), settings(tmp_path)) as run:
+    async with running(MemoryNetwork(), settings(tmp_path), "l1") as run:
         assert run.service.trainer.agent.updates > 0, "the weights stay"
         await run.send(*(batch(step) for step in range(100, 130)))
         await run.until(lambda: run.service.trainer.transitions == 50)
@@ -199,3 +204,26 @@ async def test_a_quiet_learner_still_writes_its_checkpoint_in_time(tmp_path: Pat
         assert run.count("checkpoints_total", result="written") == 0
         run.clock.advance_to(31_000_000_000)
         await run.until(lambda: run.count("checkpoints_total", result="written") == 1)
+
+
+async def test_the_learn_span_links_to_the_transitions_spans(tmp_path: Path) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    file = tmp_path / "spans.jsonl"
+    run = Running(MemoryNetwork(), build(settings()))
+    run.observe.start(CommonSettings(trace_file=str(file)), {}, instance="l0", rng=random.Random(1))
+    await run.service.start(run.shell)
+    await run.send(batch(0), headers={"traceparent": parent})
+    await run.send(batch(1), headers={"traceparent": "nonsense"})
+    await run.until(lambda: run.count("stream_sequence") == 2)
+    await run.service.stop()
+    assert run.observe.stop(5.0)
+    found = [
+        span
+        for line in file.read_text().splitlines()
+        for resource in json.loads(line)["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for span in scope["spans"]
+    ]
+    assert {span["name"] for span in found} == {"learn"}
+    links = [link["spanId"] for span in found for link in span.get("links", [])]
+    assert links == ["b7ad6b7169203331"], "one good header, one link; a bad one is no error"
