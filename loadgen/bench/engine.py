@@ -34,6 +34,8 @@ LOAD_PER_S = {
 """Requests per second and worker that load a configuration: near what it can finish."""
 WARM_UP_STEPS = 100
 MEAN_TURNS = 2.0
+COOL_DOWN_STEPS = 5
+"""Between compactions, as the shield holds it."""
 
 
 def chat_table(rate_per_s: float, duration_s: float, rng: np.random.Generator) -> RequestTable:
@@ -83,13 +85,14 @@ def bench_engine(
     rate = LOAD_PER_S.get((card, model), 1.0)
     tables = [chat_table(rate, duration_s, rng) for _ in range(workers)]
     fleet = Fleet(FleetConfig(card=card, model=model, workers_per_card=workers_per_card, cards=cards), tables)
-    fleet.command(rho=1.3, evict_bytes=1.0, compact_bytes=1.0)
+    fleet.command(rho=1.3)
     fleet.advance(WARM_UP_STEPS * STEP_S)
     fleet.metrics()
+    compacted = np.full(workers, -COOL_DOWN_STEPS)
     running = np.zeros(workers)
     waiting = np.zeros(workers)
     began, began_cpu = time.perf_counter(), time.thread_time()
-    for _ in range(steps):
+    for k in range(steps):
         action = rng.integers(0, 5, workers)
         rows = fleet.metrics()
         rho = rows[:, COLUMN["rho"]] + np.where(action == 1, 0.1, np.where(action == 2, -0.1, 0.0))
@@ -99,8 +102,9 @@ def bench_engine(
             rho=rho,
             max_running=np.clip(np.rint(cap), 32, MAX_BATCH),
             evict_bytes=np.where(action == 4, np.minimum(2e9, 0.5 * idle), 0.0),
-            compact_bytes=np.where(action == 3, 1e9, 0.0),
+            compact_bytes=np.where((action == 3) & (k - compacted >= COOL_DOWN_STEPS), 1e9, 0.0),
         )
+        compacted[action == 3] = k
         fleet.advance(STEP_S)
         running += rows[:, COLUMN["running"]]
         waiting += rows[:, COLUMN["waiting"]]

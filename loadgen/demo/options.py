@@ -16,7 +16,7 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     trace: Path | None = None
     trace_format: str | None = None
     skip_bad: bool = False
-    workload: str = "chat"
+    workload: str = "agent"
     service_class: str | None = None
     context_scale: float = 0.25
     nodes: int = 1
@@ -24,8 +24,9 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "Llama-3.1-8B"
     workers_per_card: int = 2
     load: float = 1.2
-    speed: float = 0.0
-    """Simulated seconds per wall second at most; 0 = as fast as the loop goes."""
+    speed: float = 30.0
+    """Simulated seconds per wall second at most, so that one can watch and the learner has time to be judged; 0 =
+    as fast as the loop goes."""
     duration_s: float = 900.0
     policy: str = "champion"
     seed: int = 1
@@ -63,7 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=default.load,
         help="1.0 is where vLLM-like with offload meets the SLO for 85 %% of offered tokens (default %(default)s)",
     )
-    parser.add_argument("--speed", type=float, default=default.speed, help="simulated s per wall s at most")
+    parser.add_argument(
+        "--speed",
+        type=float,
+        default=default.speed,
+        help="simulated seconds per second at most; 0 = as fast as it goes (default %(default)s)",
+    )
     parser.add_argument("--duration", dest="duration_s", type=float, default=default.duration_s, metavar="SIMULATED_S")
     parser.add_argument(
         "--policy", default=default.policy, help="champion (default), static, fixed:RHO, heuristic or dqn"

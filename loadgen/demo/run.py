@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from loadgen.demo import report
+from loadgen.demo.background import in_background
 from loadgen.demo.gate import Gate
 from loadgen.demo.options import DemoOptions
 from loadgen.demo.plan import Plan, figures, make_plan, run_baselines
@@ -27,11 +28,13 @@ from services.bus import Bus
 
 REFRESH_S = 0.25
 PLAIN_EVERY_S = 5.0
+PLAIN_WIDTH = 130
+"""Columns where nothing tells: wide enough for the tables."""
 
 
 def main(options: DemoOptions) -> int:
     """Exit code 0; 130 when Ctrl-C ended it. Errors leave as exceptions, with every process stopped before."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     with contextlib.ExitStack() as stack:
         if options.keep is not None:
             options.keep.mkdir(parents=True, exist_ok=True)
@@ -52,10 +55,10 @@ async def _demo(options: DemoOptions, folder: Path, console: Console) -> int:
     if options.trace_out is not None:
         options.trace_out.unlink(missing_ok=True)
     console.print("preparing: workload, load 1.0 and the baselines on the same requests ...")
-    plan = await asyncio.to_thread(make_plan, options)
+    plan = await in_background(make_plan, options)
     for line in plan.statement(options):
         console.print(f"  {line}")
-    baselines = await asyncio.to_thread(run_baselines, plan)
+    baselines = await in_background(run_baselines, plan)
     rows = {name: figures(run.summary) for name, run in baselines.items()}
     console.print("starting: NATS server, telemetry, featurizer, decision, actuator, learner, emulated nodes ...")
     rows["loop"], loop = await _live(options, plan, folder, console)

@@ -125,6 +125,7 @@ class Loop:
                 "checkpoint_dir": str(self.folder / "learner"),
                 "seed": str(self._options.seed),
                 "stream_max_bytes": str(STREAM_BYTES),
+                "updates_per_transition": "1.0",
                 "fetch_timeout_s": "0.2",
             },
         }[service]

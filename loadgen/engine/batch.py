@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from loadgen.engine.bins import latency_bin
 from loadgen.engine.jit import kernel
 from loadgen.engine.link import backlog_bytes, blocks_of, cancel, host_truncate, lane_push, lane_remove, start_copy
 from loadgen.engine.pages import release, take
@@ -134,7 +135,6 @@ def join_decode(s: State, w: int, r: int, v_start: float) -> None:
     request.slot = slot
     s.dec_request[w, slot] = r
     s.dec_next[w, slot] = min(request.v_finish, v_start + seq.blocks * worker.block_tokens - request.target)
-    s.in_class[w, seq.klass] += 1
     if worker.offload == 1 and seq.lane < 0 and s.swap_allowed[seq.klass] == 1:
         start_copy(s, request.seq, LANE_WRITE)
 
@@ -155,7 +155,6 @@ def leave_decode(s: State, w: int, r: int) -> None:
     if last == 0:
         worker.kv_decode = 0.0
     worker.reserved -= request.reserved
-    s.in_class[w, s.sequence[request.seq].klass] -= 1
 
 
 @kernel
@@ -247,21 +246,20 @@ def finish(s: State, w: int, r: int, t: float) -> None:
     request.produced = request.output
     ttft = request.first_token - request.arrival
     tpot = (t - request.first_token) / max(1, request.output - 1)
-    good = (
-        ttft <= request.ttft_limit
-        and tpot <= request.tpot_limit
-        and t - request.arrival <= request.completion_limit
-    )
+    good = ttft <= request.ttft_limit and tpot <= request.tpot_limit and t - request.arrival <= request.completion_limit
     context = float(request.prompt + request.output)
     worker.finished += 1
     worker.finished_context += context
     worker.finished_context_sq += context * context
     worker.judged += 1
+    if request.output > 1:
+        s.tpot[w, latency_bin(tpot / request.tpot_limit)] += 1.0
     if good:
         worker.good_tokens += request.output
     else:
         worker.violations += 1
-    seq.tokens = request.prompt + request.output - 1
+    # The last token's KV is never computed, and no block is taken for an iteration that is the last.
+    seq.tokens = min(request.prompt + request.output - 1, seq.blocks * worker.block_tokens)
     end_turn(s, w, r, t)
     if request.next >= 0:
         idle_push(s, w, q)

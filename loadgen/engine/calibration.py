@@ -22,7 +22,6 @@ import numpy as np
 
 from services.errors import UserError
 
-
 BOUND_TOKENS: Final = 256.0
 """Beyond this many tokens compute bounds the GEMM on all cards here."""
 
@@ -148,8 +147,6 @@ def errors(shared_dir: Path) -> list[CalibrationError]:
                 modelled = times.iteration_s(0, 0, tokens, tokens / 2)
             found.setdefault(key, []).append(modelled * 1e3 / float(row["total_ms"]) - 1.0)
     return [
-        CalibrationError(
-            card, _8B, phase, batch, len(values), float(np.mean(np.abs(values))), max(values, key=abs)
-        )
+        CalibrationError(card, _8B, phase, batch, len(values), float(np.mean(np.abs(values))), max(values, key=abs))
         for (card, phase, batch), values in found.items()
     ]

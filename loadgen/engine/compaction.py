@@ -192,4 +192,4 @@ def fragmentation(s: State, w: int) -> float:
         total += run * np.log(run)
     # -sum (r/F) ln (r/F) = ln F - sum r ln r / F
     log_free = np.log(float(free_blocks))
-    return max(0.0, (log_free - total / free_blocks) / log_free)
+    return float(max(0.0, (log_free - total / free_blocks) / log_free))

@@ -16,25 +16,17 @@ import numpy.typing as npt
 
 from loadgen.engine.build import build
 from loadgen.engine.calibration import coefficients, reference_tokens_per_s
-from loadgen.engine.gauges import FIRST_COUNTER, LAST_COUNTER, gauges, idle_sessions
+from loadgen.engine.gauges import gauges, idle_sessions
 from loadgen.engine.records import Phase, State
 from loadgen.engine.report import Results
 from loadgen.engine.specs import FleetConfig
-from loadgen.engine.stepper import advance, move, premap, refresh_floors
+from loadgen.engine.stepper import advance, obey, premap, refresh_floors
 from loadgen.requests import RequestTable
-from schemas.actions import MAX_RUNNING_HIGH, MAX_RUNNING_LOW, RHO_MIN
 from schemas.identity import STEP_S
-from schemas.metrics import COLUMN, METRICS, TPOT_SLICE, TTFT_SLICE
+from schemas.metrics import COLUMN, METRICS
 
 F8 = npt.NDArray[np.float64]
 I8 = npt.NDArray[np.int64]
-
-_COUNTERS = (
-    "finished", "finished_context", "finished_context_sq", "rejected", "output_tokens", "prompt_tokens",
-    "recomputed", "good_tokens", "judged", "violations", "preemptions", "oom", "evicted_bytes",
-    "loaded_bytes", "compacted_bytes",
-)  # fmt: skip
-"""WORKER fields in the order of METRICS' counters."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,26 +124,11 @@ class Fleet:
         one raises the worker's generation unless ``generation`` (-1: as it is) sets it. ``evict_bytes`` starts
         swap-outs of idle sessions, ``compact_bytes`` moves at most so much; 0 or NaN: nothing.
         """
-        worker = self.state.worker
-        before = worker["rho"].copy(), worker["max_running"].copy()
-        if rho is not None:
-            wanted = self._per_worker(rho)
-            keep = np.isnan(wanted)
-            worker["rho"] = np.where(keep, worker["rho"], np.clip(wanted, RHO_MIN, self.config.rho_max))
-        if max_running is not None:
-            cap = self._per_worker(max_running)
-            low_high = np.clip(np.nan_to_num(cap), MAX_RUNNING_LOW, MAX_RUNNING_HIGH)
-            worker["max_running"] = np.where(cap >= 0, low_high, worker["max_running"])
-        worker["generation"] += (worker["rho"] != before[0]) | (worker["max_running"] != before[1])
-        if generation is not None:
-            given = self._per_worker(generation)
-            worker["generation"] = np.where(given >= 0, given, worker["generation"])
-        if evict_bytes is not None or compact_bytes is not None:
-            out = np.zeros((2, self.workers))
-            for row, size in zip(out, (evict_bytes, compact_bytes), strict=True):
-                if size is not None:
-                    row[:] = np.nan_to_num(self._per_worker(size))
-            move(self.state, out[0], out[1])
+        orders = np.full((5, self.workers), math.nan)
+        for row, given in zip(orders, (rho, max_running, evict_bytes, compact_bytes, generation), strict=True):
+            if given is not None:
+                row[:] = given
+        obey(self.state, orders, self.config.rho_max)
 
     def advance(self, step_s: float = STEP_S) -> None:
         """Let ``step_s`` seconds pass; ValueError unless it is a positive multiple of the sub-step."""
@@ -166,10 +143,6 @@ class Fleet:
         (mean iteration time when none ran, expected return when nothing is idle)."""
         out = self._constants.copy()
         gauges(self.state, self._last_step_s, out)
-        for column, name in zip(range(FIRST_COUNTER, LAST_COUNTER + 1), _COUNTERS, strict=True):
-            out[:, column] = self.state.worker[name]
-        out[:, TTFT_SLICE] = self.state.ttft
-        out[:, TPOT_SLICE] = self.state.tpot
         return out
 
     def effects(self) -> Effects:
@@ -205,9 +178,7 @@ class Fleet:
             blocks_live=used - int(row["idle_blocks"]),
             blocks_idle=int(row["idle_blocks"]),
             blocks_free=int(row["free"]),
-            blocks_in_transfer=sum(
-                one.blocks for one in idle if self.state.sequence[one.sequence]["lane"] >= 0
-            ),
+            blocks_in_transfer=sum(one.blocks for one in idle if self.state.sequence[one.sequence]["lane"] >= 0),
             groups_mapped=int(row["mapped"]),
             groups_empty=int(((groups["free"] == full) & (groups["mapped"] == 1)).sum()),
             idle=idle,
@@ -229,9 +200,6 @@ class Fleet:
             preemptions=worker["preemptions"].copy(),
             oom=worker["oom"].copy(),
         )
-
-    def _per_worker(self, value: npt.ArrayLike) -> F8:
-        return np.broadcast_to(np.asarray(value, np.float64), (self.workers,))
 
     def _constant_columns(self) -> F8:
         out = np.full((self.workers, len(METRICS)), math.nan)

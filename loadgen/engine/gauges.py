@@ -12,12 +12,14 @@ from loadgen.engine.compaction import fragmentation
 from loadgen.engine.jit import entry, kernel
 from loadgen.engine.records import BINS, BLOCKED_MEMORY, FINISHED, State
 from loadgen.engine.room import hard_groups, return_in_s
-from schemas.metrics import COLUMN, CONTEXT_EDGES_TOKENS, CONTEXT_SLICE
+from schemas.metrics import COLUMN, CONTEXT_EDGES_TOKENS, CONTEXT_SLICE, TPOT_SLICE, TTFT_SLICE
 
 F8 = npt.NDArray[np.float64]
 
 EDGES: Final = CONTEXT_EDGES_TOKENS
 CONTEXT: Final = CONTEXT_SLICE.start
+TTFT: Final = TTFT_SLICE.start
+TPOT: Final = TPOT_SLICE.start
 KV, KV_IDLE, MAPPED = COLUMN["kv_bytes"], COLUMN["kv_idle_bytes"], COLUMN["kv_mapped_bytes"]
 RESERVED, ACTIVATION, CARD_FREE = (
     COLUMN["kv_reserved_bytes"],
@@ -40,7 +42,7 @@ GENERATION, RHO, SOFT, HARD = (
 )
 MAX_RUNNING, CAP, STARTING = COLUMN["max_running"], COLUMN["running_cap"], COLUMN["starting"]
 FIRST_COUNTER: Final = COLUMN["finished"]
-LAST_COUNTER: Final = COLUMN["compacted_bytes"]
+"""First of METRICS' counters, whose order :func:`_counters` follows."""
 
 
 @kernel
@@ -50,6 +52,31 @@ def context_bin(tokens: float) -> int:
     while k < BINS - 1 and tokens >= EDGES[k + 1]:
         k += 1
     return k
+
+
+@kernel
+def _counters(s: State, w: int, row: F8) -> None:
+    """Counters in METRICS' order, and the latency histograms."""
+    worker = s.worker[w]
+    k = FIRST_COUNTER
+    row[k] = worker.finished
+    row[k + 1] = worker.finished_context
+    row[k + 2] = worker.finished_context_sq
+    row[k + 3] = worker.rejected
+    row[k + 4] = worker.output_tokens
+    row[k + 5] = worker.prompt_tokens
+    row[k + 6] = worker.recomputed
+    row[k + 7] = worker.good_tokens
+    row[k + 8] = worker.judged
+    row[k + 9] = worker.violations
+    row[k + 10] = worker.preemptions
+    row[k + 11] = worker.oom
+    row[k + 12] = worker.evicted_bytes
+    row[k + 13] = worker.loaded_bytes
+    row[k + 14] = worker.compacted_bytes
+    for b in range(BINS):
+        row[TTFT + b] = s.ttft[w, b]
+        row[TPOT + b] = s.tpot[w, b]
 
 
 @kernel
@@ -80,7 +107,7 @@ def _sequences(s: State, w: int, t: float, row: F8) -> None:
 
 @entry
 def gauges(s: State, step_s: float, out: F8) -> None:
-    """Fill the gauges of ``out`` float64 [W, len(METRICS)]; constants, counters and latency histograms stay."""
+    """Fill all but the constants of ``out`` float64 [W, len(METRICS)]."""
     for w in range(len(s.worker)):
         worker = s.worker[w]
         card = s.card[worker.card]
@@ -89,6 +116,7 @@ def gauges(s: State, step_s: float, out: F8) -> None:
         for k in range(BINS):
             row[CONTEXT + k] = 0.0
         _sequences(s, w, t, row)
+        _counters(s, w, row)
         prefilling = float(worker.n_pre)
         row[FLOOR] = worker.floor_blocks * worker.block_bytes
         row[KV] = (worker.mapped * worker.bpg - worker.free) * worker.block_bytes
@@ -104,9 +132,7 @@ def gauges(s: State, step_s: float, out: F8) -> None:
         row[PREFILLING] = prefilling
         row[HOST_USED] = card.host_used
         row[LINK_USED] = card.moved / step_s
-        row[ITERATION] = (
-            worker.recent_time / worker.recent_iterations if worker.recent_iterations > 0.0 else math.nan
-        )
+        row[ITERATION] = worker.recent_time / worker.recent_iterations if worker.recent_iterations > 0.0 else math.nan
         row[GENERATION] = worker.generation
         row[RHO] = worker.rho
         row[SOFT] = worker.rho * worker.q0_net

@@ -10,24 +10,14 @@ from __future__ import annotations
 import math
 
 from loadgen.engine.batch import finish, grow, join_decode, put_out
+from loadgen.engine.bins import latency_bin
 from loadgen.engine.jit import kernel
-from loadgen.engine.records import BINS, CLASSES, CLIENT_TIMEOUT, PREFILL, State
+from loadgen.engine.records import CLIENT_TIMEOUT, PREFILL, State
 from loadgen.engine.waiting import reject
-from schemas.metrics import LATENCY_RATIO_EDGES
 
-EDGES = LATENCY_RATIO_EDGES
 BOUND_TOKENS = 256.0
 """calibration.BOUND_TOKENS"""
 EPS = 1e-6
-
-
-@kernel
-def latency_bin(ratio: float) -> int:
-    """Bin of METRICS' latency histograms for time / limit; a ratio at an edge is within the limit."""
-    k = 0
-    while k < BINS - 1 and ratio > EDGES[k]:
-        k += 1
-    return k
 
 
 @kernel
@@ -41,7 +31,7 @@ def iteration_s(s: State, w: int, sequences: float, kv: float, prefill: float, c
     constant = worker.decode_base if sequences > 0.0 else 0.0
     if prefill > 0.0:
         constant = max(constant, worker.prefill_base)
-    return (gemm + attention + constant) * 1e-3 + worker.overhead
+    return float((gemm + attention + constant) * 1e-3 + worker.overhead)
 
 
 @kernel
@@ -50,10 +40,11 @@ def ready(s: State, w: int) -> bool:
     worker = s.worker[w]
     if worker.n_dec > 0:
         return True
+    computing = 0
     for i in range(worker.n_pre):
         if s.request[s.pre_request[w, i]].phase == PREFILL:
-            return True
-    return False
+            computing += 1
+    return computing > 0
 
 
 @kernel
@@ -72,14 +63,11 @@ def prefill_gives_up(s: State, w: int, t: float) -> None:
 
 
 @kernel
-def _gaps(s: State, w: int, wall_s: float, iterations: float) -> None:
-    """Count the token gaps of all decoding requests over ``iterations`` of ``wall_s`` each."""
+def _spent(s: State, w: int, wall_s: float, iterations: float) -> None:
+    """Count ``iterations`` of ``wall_s`` each for the mean iteration time."""
     worker = s.worker[w]
     worker.recent_iterations += iterations
     worker.recent_time += iterations * wall_s
-    for k in range(CLASSES):
-        if s.in_class[w, k] > 0:
-            s.tpot[w, latency_bin(wall_s / s.tpot_limit[w, k])] += s.in_class[w, k] * iterations
 
 
 @kernel
@@ -112,9 +100,7 @@ def run(s: State, w: int, t: float, dt: float, device_s: float) -> None:
         if n_mix * mix_s < device_s - EPS:
             decoding += joining
             kv += joining_kv
-    worker.activation = (
-        worker.act_base + worker.act_token * (worker.n_dec + chunk) + worker.act_sequence * decoding
-    )
+    worker.activation = worker.act_base + worker.act_token * (worker.n_dec + chunk) + worker.act_sequence * decoding
     if decoding > 0.0 and n_mix * mix_s < device_s - EPS:
         dec_s = iteration_s(s, w, decoding, kv, 0.0, 0.0)
         n_dec = (device_s - n_mix * mix_s) / dec_s
@@ -127,17 +113,15 @@ def run(s: State, w: int, t: float, dt: float, device_s: float) -> None:
     worker.output_tokens += worker.n_dec * (n_mix + n_dec)
     worker.kv_decode += worker.n_dec * (n_mix + n_dec)
     if pending > 0.0:
-        _gaps(s, w, mix_s, n_mix)
+        _spent(s, w, mix_s, n_mix)
         _prefill(s, w, t, v_start, n_mix, chunk, mix_s)
     if n_dec > 0.0:
-        _gaps(s, w, dec_s, n_dec)
+        _spent(s, w, dec_s, n_dec)
     _decode(s, w, t, v_start, v_mix, mix_s, dec_s, dt)
 
 
 @kernel
-def _prefill(
-    s: State, w: int, t: float, v_start: float, iterations: float, chunk: float, wall_s: float
-) -> None:
+def _prefill(s: State, w: int, t: float, v_start: float, iterations: float, chunk: float, wall_s: float) -> None:
     """Advance prompts by ``iterations`` of ``chunk`` tokens; those that are done give their first token."""
     worker = s.worker[w]
     left = iterations * chunk
@@ -172,9 +156,7 @@ def _prefill(
 
 
 @kernel
-def _decode(
-    s: State, w: int, t: float, v_start: float, v_mix: float, mix_s: float, dec_s: float, dt: float
-) -> None:
+def _decode(s: State, w: int, t: float, v_start: float, v_mix: float, mix_s: float, dec_s: float, dt: float) -> None:
     """End requests that have their last token, then give the others the blocks that they need."""
     worker = s.worker[w]
     v = worker.v

@@ -1,4 +1,4 @@
-"""The decorator of the engine's kernels, and where their machine code is kept.
+"""The decorators of the engine's kernels, and where their machine code is kept.
 
 Numba's file cache looks only at the file of the function it caches, not at the functions that one calls: after
 an edit in one module the others would run old code. So the cache lies in a folder named after a fingerprint of
@@ -17,6 +17,7 @@ import numba
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FOLDER: Final = Path(__file__).parent
+_njit: Any = numba.njit  # its stubs lack the options below
 
 
 def fingerprint() -> str:
@@ -37,16 +38,21 @@ def _cache_folder() -> Path:
 
 
 if not os.environ.get("NUMBA_CACHE_DIR"):
-    numba.config.CACHE_DIR = str(_cache_folder())
+    _config: Any = numba.config
+    _config.CACHE_DIR = str(_cache_folder())
+
+
+# No reference counts: kernels allocate nothing, and counting costs both compile and run time.
+_COMMON: Final[dict[str, Any]] = {
+    "nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, "_nrt": False,
+}  # fmt: skip
 
 
 def kernel(function: _Function) -> _Function:
-    """A function for other kernels: compiled with the first kernel that calls it, not callable from Python."""
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
-    return cast(_Function, numba.njit(nogil=True, error_model="numpy", **options)(function))
+    """A function for other kernels: compiled with the entry that calls it, not callable from Python."""
+    return cast(_Function, _njit(no_cpython_wrapper=True, **_COMMON)(function))
 
 
 def entry(function: _Function) -> _Function:
     """What Python calls: compiled on first call, its code kept on disk, without the interpreter lock."""
-    options = {"no_cfunc_wrapper": True, "_nrt": False}
-    return cast(_Function, numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function))
+    return cast(_Function, _njit(cache=True, **_COMMON)(function))

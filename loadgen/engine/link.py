@@ -157,7 +157,7 @@ def cancel(s: State, q: int) -> None:
     seq = s.sequence[q]
     if seq.lane < 0:
         return
-    outward = seq.lane == LANE_SWAP or seq.lane == LANE_WRITE
+    outward = seq.lane >= LANE_SWAP
     lane_remove(s, q)
     if outward:
         host_resize(s, q, blocks_of(seq.host_tokens, s.worker[seq.worker].block_tokens))
@@ -180,7 +180,7 @@ def _complete(s: State, q: int, size: float) -> None:
     worker = s.worker[seq.worker]
     lane = seq.lane
     lane_remove(s, q)
-    if lane == LANE_SWAP or lane == LANE_WRITE:
+    if lane >= LANE_SWAP:
         seq.host_tokens = seq.x_tokens
         worker.evicted_bytes += size
         if lane == LANE_SWAP:
@@ -237,7 +237,8 @@ def evict(s: State, w: int, size: float, t: float) -> None:
     """Start swapping idle sessions out until ``size`` bytes are on their way or none may go.
 
     The victim is the one with the greatest expected absence x size. Classes that forbid swapping, sessions whose
-    next turn waits, and those idle for too short are left alone; a full host tier ends it.
+    next turn waits or is expected before they could be out and back, and those idle for too short are left alone;
+    a full host tier ends it.
     """
     worker = s.worker[w]
     while size > 0.0:
@@ -252,10 +253,11 @@ def evict(s: State, w: int, size: float, t: float) -> None:
                 and t - seq.idle_since >= s.idle_before[seq.klass]
                 and s.request[seq.request].phase != WAITING
             ):
-                score = return_in_s(s, q, t) * seq.blocks
-                if score > best_score:
+                away_s = return_in_s(s, q, t)
+                trip_s = 2.0 * seq.blocks * worker.block_bytes / s.card[worker.card].link + PREFETCH_MARGIN_S
+                if away_s > trip_s and away_s * seq.blocks > best_score:
                     best = q
-                    best_score = score
+                    best_score = away_s * seq.blocks
             q = seq.l_next
         if best < 0:
             return

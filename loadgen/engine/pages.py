@@ -87,7 +87,7 @@ def new_chunk(s: State, w: int, g: int, mask: np.uint64) -> int:
     chunk.group = g
     chunk.mask = mask
     chunk.next = -1
-    return c
+    return int(c)
 
 
 @kernel

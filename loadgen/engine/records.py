@@ -9,7 +9,7 @@ space, so a higher index is a higher address.
 from __future__ import annotations
 
 import enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,13 @@ Records = npt.NDArray[Any]
 I8 = npt.NDArray[np.int64]
 F8 = npt.NDArray[np.float64]
 
-NONE: Final = np.int64(-1)
+
+def _number(value: int) -> int:
+    """A constant that kernels pass on: numba compiles a function anew for every *plain* number it is given."""
+    return cast(int, np.int64(value))
+
+
+NONE: Final = _number(-1)
 CLASSES: Final = 5
 BINS: Final = 16
 LANES: Final = 4
@@ -69,26 +75,25 @@ class Blocked(enum.IntEnum):
     STARTING = 3
 
 
-# np.int64, because numba compiles a function anew for every plain number it is called with.
-FUTURE: Final = np.int64(Phase.FUTURE)
-WAITING: Final = np.int64(Phase.WAITING)
-LOADING: Final = np.int64(Phase.LOADING)
-PREFILL: Final = np.int64(Phase.PREFILL)
-DECODE: Final = np.int64(Phase.DECODE)
-FINISHED: Final = np.int64(Phase.FINISHED)
-REJECTED: Final = np.int64(Phase.REJECTED)
-LANE_LOAD: Final = np.int64(Lane.LOAD)
-LANE_PREFETCH: Final = np.int64(Lane.PREFETCH)
-LANE_SWAP: Final = np.int64(Lane.SWAP_OUT)
-LANE_WRITE: Final = np.int64(Lane.WRITE_THROUGH)
-BLOCKED_NO: Final = np.int64(Blocked.NO)
-BLOCKED_MEMORY: Final = np.int64(Blocked.MEMORY)
-BLOCKED_CAP: Final = np.int64(Blocked.CAP)
-BLOCKED_STARTING: Final = np.int64(Blocked.STARTING)
-NEVER_FITS: Final = np.int64(Reason.NEVER_FITS)
-CLIENT_TIMEOUT: Final = np.int64(Reason.CLIENT_TIMEOUT)
-ENGINE_CRASH: Final = np.int64(Reason.ENGINE_CRASH)
-PREEMPTED_TOO_OFTEN: Final = np.int64(Reason.PREEMPTED_TOO_OFTEN)
+FUTURE: Final = _number(Phase.FUTURE)
+WAITING: Final = _number(Phase.WAITING)
+LOADING: Final = _number(Phase.LOADING)
+PREFILL: Final = _number(Phase.PREFILL)
+DECODE: Final = _number(Phase.DECODE)
+FINISHED: Final = _number(Phase.FINISHED)
+REJECTED: Final = _number(Phase.REJECTED)
+LANE_LOAD: Final = _number(Lane.LOAD)
+LANE_PREFETCH: Final = _number(Lane.PREFETCH)
+LANE_SWAP: Final = _number(Lane.SWAP_OUT)
+LANE_WRITE: Final = _number(Lane.WRITE_THROUGH)
+BLOCKED_NO: Final = _number(Blocked.NO)
+BLOCKED_MEMORY: Final = _number(Blocked.MEMORY)
+BLOCKED_CAP: Final = _number(Blocked.CAP)
+BLOCKED_STARTING: Final = _number(Blocked.STARTING)
+NEVER_FITS: Final = _number(Reason.NEVER_FITS)
+CLIENT_TIMEOUT: Final = _number(Reason.CLIENT_TIMEOUT)
+ENGINE_CRASH: Final = _number(Reason.ENGINE_CRASH)
+PREEMPTED_TOO_OFTEN: Final = _number(Reason.PREEMPTED_TOO_OFTEN)
 
 
 def _dtype(**fields: str) -> np.dtype[Any]:
@@ -185,11 +190,7 @@ class State(NamedTuple):
     ttft: F8
     """float64 [W, 16]: histogram of first tokens"""
     tpot: F8
-    """float64 [W, 16]: histogram of token gaps"""
-    tpot_limit: F8
-    """float64 [W, 5]: limit per class, seconds"""
-    in_class: I8
-    """int64 [W, 5]: decoding requests per class"""
+    """float64 [W, 16]: histogram of finished requests' mean time per output token"""
     swap_allowed: I8
     """int64 [5]"""
     idle_before: F8

@@ -52,9 +52,8 @@ def idle_remove(s: State, w: int, q: int) -> None:
 
 @kernel
 def return_in_s(s: State, q: int, t: float) -> float:
-    """Expected seconds until the session's next turn; overdue sessions are expected as late again by half."""
-    seq = s.sequence[q]
-    return max(seq.due - t, 0.5 * (t - seq.idle_since), 0.0)
+    """Expected seconds until the session's next turn; one that is overdue is expected to be as late again."""
+    return float(abs(s.sequence[q].due - t))
 
 
 @kernel
@@ -116,7 +115,7 @@ def _may_map(s: State, w: int) -> bool:
     """The guard's question: does everything fit the HBM with one more group mapped?"""
     worker = s.worker[w]
     card = s.card[worker.card]
-    return card.guard == 0 or card.mapped_bytes + worker.group_bytes <= card.capacity
+    return bool(card.guard == 0 or card.mapped_bytes + worker.group_bytes <= card.capacity)
 
 
 @kernel
@@ -178,4 +177,4 @@ def mappable_groups(s: State, w: int) -> int:
         return 0
     card = s.card[worker.card]
     room = int((card.capacity - card.mapped_bytes) / worker.group_bytes)
-    return max(0, min(room, hard_groups(s, w) - worker.mapped))
+    return max(0, min(room, hard_groups(s, w) - int(worker.mapped)))

@@ -7,6 +7,8 @@ computing, and at its end the check whether the card ran out of memory, which is
 
 from __future__ import annotations
 
+import math
+
 from loadgen.engine.batch import admit, crash
 from loadgen.engine.compaction import compact
 from loadgen.engine.iterate import prefill_gives_up, ready, run
@@ -16,6 +18,7 @@ from loadgen.engine.pages import empty_group, map_group, unmap_group
 from loadgen.engine.records import F8, State
 from loadgen.engine.room import hard_groups
 from loadgen.engine.waiting import arrivals, give_up
+from schemas.actions import MAX_RUNNING_HIGH, MAX_RUNNING_LOW, RHO_MIN
 
 
 @entry
@@ -149,11 +152,26 @@ def advance(s: State, count: int) -> None:
 
 
 @entry
-def move(s: State, evict_bytes: F8, compact_bytes: F8) -> None:
-    """Start swap-outs and compactions; both arrays float64 [W], bytes, 0 = none."""
+def obey(s: State, orders: F8, rho_max: float) -> None:
+    """Act on all workers: ``orders`` float64 [5, W] is rho, max_running, bytes to evict, bytes to compact and
+    generation; NaN, a negative cap or generation and no bytes leave things as they are."""
     for w in range(len(s.worker)):
-        t = s.card[s.worker[w].card].substeps * s.card[s.worker[w].card].substep
-        if evict_bytes[w] > 0.0:
-            evict(s, w, evict_bytes[w], t)
-        if compact_bytes[w] > 0.0:
-            compact(s, w, compact_bytes[w])
+        worker = s.worker[w]
+        changed = 0
+        if not math.isnan(orders[0, w]):
+            rho = min(max(orders[0, w], RHO_MIN), rho_max)
+            changed += rho != worker.rho
+            worker.rho = rho
+        if orders[1, w] >= 0.0:
+            cap = int(min(max(orders[1, w], MAX_RUNNING_LOW), MAX_RUNNING_HIGH))
+            changed += cap != worker.max_running
+            worker.max_running = cap
+        if orders[4, w] >= 0.0:
+            worker.generation = int(orders[4, w])
+        elif changed > 0:
+            worker.generation += 1
+        card = s.card[worker.card]
+        if orders[2, w] > 0.0:
+            evict(s, w, orders[2, w], card.substeps * card.substep)
+        if orders[3, w] > 0.0:
+            compact(s, w, orders[3, w])

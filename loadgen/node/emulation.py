@@ -149,6 +149,7 @@ class Emulation:
             movements = self.movements[i]
             movements.advanced(
                 self._get(i, "evicted_bytes"),
+                float(effects.evict_started_bytes[i]),
                 self._get(i, "compacted_bytes"),
                 int(effects.groups_freed[i]),
                 float(effects.pause_us[i]),

@@ -16,6 +16,9 @@ from schemas.engine import Failure, Prepare, Ticket
 REMEMBERED: Final = 64
 """Actions and tickets kept for late questions and repeats."""
 
+STILL_STEPS: Final = 3
+"""An eviction in which nothing moves for so many steps has ended."""
+
 Stage = Literal["prepared", "copied", "committed", "aborted"]
 
 
@@ -30,6 +33,10 @@ class Movement(msgspec.Struct):
     pages_freed: int = 0
     pause_us: float = 0.0
     done: bool = False
+    steps: int = 0
+    """Since the action."""
+    still_steps: int = 0
+    """Of them, the last ones in which nothing more moved."""
 
 
 class OpenTicket(msgspec.Struct):
@@ -142,19 +149,28 @@ class Movements:
         self.evict_bytes = self.compact_bytes = 0.0
         return amounts
 
-    def advanced(self, evicted: float, compacted: float, groups_freed: int, pause_us: float) -> None:
-        """A step passed: the counters say what moved, the other two what compaction freed and cost in it. An
-        action that moved nothing more is done."""
+    def advanced(self, evicted: float, started: float, compacted: float, groups_freed: int, pause_us: float) -> None:
+        """A step passed: the counters ``evicted`` and ``compacted`` say what moved, ``started`` how much of an
+        eviction was begun in it, the last two what compaction freed and cost in it.
+
+        A compaction is over within its step. An eviction is when what it began has left, or when nothing more
+        left for some steps: a session that comes back calls its own off.
+        """
         for movement in self.actions.values():
             if movement.done:
                 continue
-            counter = evicted if movement.kind == "evict" else compacted
+            compact = movement.kind == "compact"
+            counter = compacted if compact else evicted
             if counter < movement.counter_at:  # the engine restarted and counts from zero
                 movement.counter_at = 0.0
-            moved = min(counter - movement.counter_at, movement.wanted_bytes)
-            movement.done = moved >= movement.wanted_bytes or moved <= movement.moved_bytes
-            movement.moved_bytes = max(moved, movement.moved_bytes)
-            if movement.kind == "compact":
+            if movement.steps == 0 and not compact:
+                movement.wanted_bytes = min(movement.wanted_bytes, started)
+            moved = max(min(counter - movement.counter_at, movement.wanted_bytes), movement.moved_bytes)
+            movement.steps += 1
+            movement.still_steps = 0 if moved > movement.moved_bytes else movement.still_steps + 1
+            movement.moved_bytes = moved
+            movement.done = compact or moved >= movement.wanted_bytes or movement.still_steps >= STILL_STEPS
+            if compact:
                 movement.pages_freed += groups_freed
                 movement.pause_us += pause_us
 

@@ -6,8 +6,7 @@ import asyncio
 import logging
 import os
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,7 +24,7 @@ from services.actuator.engines import emulated
 from services.actuator.engines.loopback import LoopbackEngine
 from services.actuator.engines.protocol import Engine
 from services.actuator.leases import Orders
-from services.actuator.measures import Counts, Latencies, sent_ns
+from services.actuator.measures import Counts, Latencies
 from services.actuator.steps import NodeSteps
 from services.bus.api import Message, Subscription
 from services.errors import SettingsError
@@ -57,8 +56,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     audit_max_bytes: Annotated[int, msgspec.Meta(ge=1_000_000)] = 1 << 30
     """How much it keeps, bytes."""
     latency_file: str = ""
-    """File that receives the newest telemetry-to-action latencies at the end: float64 milliseconds in NumPy's
-    format, for benchmarks; empty: none."""
+    """File that receives the newest latencies from a sample's time to the receipt of its action at the end:
+    float64 milliseconds in NumPy's format, for benchmarks with loopback engines; empty: none."""
     effects: EffectSettings = EffectSettings()
     """What an action moves."""
 
@@ -82,15 +81,18 @@ class _Node:
 class ActuatorService:
     """One task per node with real engines; loopback engines are served in the callback itself."""
 
-    def __init__(self, settings: Settings, wall_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, settings: Settings) -> None:
         if settings.engine == "socket" and not settings.all_nodes():
             raise SettingsError("settings [actuator]", "node", "nothing", "the node whose engines to command")
         self._settings = settings
-        self._wall_ns = wall_ns
         self._nodes: dict[str, _Node] = {}
         self._orders = Orders()
         self._subscriptions: list[Subscription] = []
         self._latency: Histogram | None = None
+        self._stopping = False
+        self._quiet = asyncio.Event()
+        """No callback is at work."""
+        self._quiet.set()
         self.counts = Counts()
         self.latencies = Latencies()
 
@@ -100,7 +102,7 @@ class ActuatorService:
         settings = self._settings
         self._latency = shell.observe.histogram(
             "telemetry_to_action_seconds",
-            "from telemetry's publish of a sample to the actuator's receipt of the action",
+            "from a sample's time to the actuator's receipt of its action, for loopback engines",
             buckets=LATENCY_BUCKETS_S,
         )
         self._audit = AuditTrail(
@@ -125,6 +127,8 @@ class ActuatorService:
 
     async def stop(self) -> None:
         """Take nothing new, finish the steps under way, hand over the audit."""
+        self._stopping = True
+        await self._quiet.wait()  # unsubscribing at once would cut a callback in the middle of a step
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         for node in self._nodes.values():
@@ -164,15 +168,25 @@ class ActuatorService:
         return emulated.connect(folder, worker, self._settings.engine_timeout_s)
 
     async def _on_batch(self, messages: list[Message]) -> None:
+        self._quiet.clear()
+        try:
+            await self._take(messages)
+        finally:
+            self._quiet.set()
+
+    async def _take(self, messages: list[Message]) -> None:
         loopback = self._settings.engine == "loopback"
         known = self._settings.all_nodes()
         for message in messages:
+            if self._stopping:
+                return
             try:
                 batch = ACTION_BATCH.decode(message.data)
             except DecodeError:
                 self.counts.decode_errors += 1
                 continue
-            self._time(message)
+            if loopback:
+                self._time(batch)
             if known and batch.node not in known:
                 self.counts.foreign += 1
             elif not self._orders.admit(batch.node, batch.boot_id, batch.step):
@@ -208,12 +222,12 @@ class ActuatorService:
         self.counts.batches += 1
         self.counts.outcomes(outcomes.outcomes)
 
-    def _time(self, message: Message) -> None:
-        sent = sent_ns(message.headers)
-        if sent is not None and self._latency is not None:
-            latency_ns = max(self._wall_ns() - sent, 0)
+    def _time(self, batch: ActionBatch) -> None:
+        """Only beside loopback engines is the node's clock for certain this machine's monotonic one."""
+        latency_ns = self._shell.clock.now_ns() - batch.t_ns
+        if self._latency is not None:
             self._latency.observe(latency_ns * 1e-9)
-            self.latencies.add(latency_ns * 1e-6)
+        self.latencies.add(latency_ns * 1e-6)
 
 
 def _write(path: Path, latencies: Latencies) -> None:

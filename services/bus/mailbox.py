@@ -18,7 +18,7 @@ class Mailbox:
     timer and no task per message stand in the path. While ``on_batch`` awaits something, the next batch
     gathers; beyond the limits new messages are dropped and counted in ``dropped``, so that a slow callback
     loses messages visibly instead of growing without bound. An exception of ``on_batch`` is logged with its
-    trace and counted in ``errors``; the mailbox lives on.
+    trace and counted in ``errors``; the mailbox lives on. ``after_batch`` is called after each batch.
     """
 
     def __init__(
@@ -27,12 +27,14 @@ class Mailbox:
         *,
         limit_messages: int = PENDING_LIMIT_MESSAGES,
         limit_bytes: int = PENDING_LIMIT_BYTES,
+        after_batch: Callable[[], None] = lambda: None,
     ) -> None:
         if limit_messages < 1 or limit_bytes < 1:
             raise ValueError(f"pending limits {limit_messages} messages, {limit_bytes} bytes: expected at least 1")
         self.dropped = 0
         self.errors = 0
         self._on_batch = on_batch
+        self._after_batch = after_batch
         self._limit_messages = limit_messages
         self._limit_bytes = limit_bytes
         self._held: list[Message] = []
@@ -80,6 +82,7 @@ class Mailbox:
             except Exception:
                 self.errors += 1
                 logger.exception("a subscription's callback failed on a batch of %d messages", len(batch))
+            self._after_batch()
 
     async def close(self, timeout_s: float = 0.0) -> None:
         """Refuse new messages and let the callback finish what is held within ``timeout_s``, else cancel it.

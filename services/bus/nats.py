@@ -16,16 +16,16 @@ from typing import Final
 
 import nats.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 from nats.js.api import StorageType, StreamConfig
 from nats.js.errors import APIError
 
-from services.bus.api import PENDING_LIMIT_BYTES, PENDING_LIMIT_MESSAGES, KvEntry, Message
+from services.bus.api import PENDING_LIMIT_MESSAGES, KvEntry, Message
 from services.bus.mailbox import Mailbox
 from services.bus.nats_consumer import NatsPullConsumer
 from services.bus.nats_publisher import StreamPublisher
 from services.bus.nats_store import NatsStore
+from services.bus.nats_wire import Wire
 from services.errors import BusError, BusUnavailable, UserError
 
 logger = logging.getLogger(__name__)
@@ -60,8 +60,9 @@ def _translated(doing: str) -> Iterator[None]:
 class NatsSubscription:
     """A subscription of a :class:`NatsBus`."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, wire: Wire) -> None:
         self.mailbox = mailbox
+        self._wire = wire
         self.client_subscription: ClientSubscription | None = None
 
     @property
@@ -76,6 +77,7 @@ class NatsSubscription:
                 await (subscription.drain() if timeout_s > 0 else subscription.unsubscribe())  # type: ignore[no-untyped-call]
             except (nats.errors.Error, OSError) as error:
                 logger.debug("leaving %s: %s", subscription.subject, error)
+            self._wire.forget(subscription)
         await self.mailbox.close(timeout_s)
 
     async def unsubscribe(self) -> None:
@@ -87,8 +89,9 @@ class NatsBus:
 
     def __init__(self, client: Client, *, ack_wait_s: float = ACK_WAIT_S) -> None:
         self._client = client
+        self._wire = Wire(client)
         self._context = client.jetstream()
-        self._publisher = StreamPublisher(client)
+        self._publisher = StreamPublisher(client, self._wire)
         self._store = NatsStore(self._context, client)
         self._ack_wait_s = ack_wait_s
         self._subscriptions: list[NatsSubscription] = []
@@ -106,15 +109,12 @@ class NatsBus:
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         client = self._client
-        if not client.is_connected or client.pending_data_size > SEND_LIMIT_BYTES:
+        if not client.is_connected or client.is_draining or self._wire.waiting_bytes > SEND_LIMIT_BYTES:
             self._publish_dropped += 1
             return
-        try:
-            await client.publish(subject, data, headers=headers)  # type: ignore[arg-type]  # only iterated
-        except nats.errors.MaxPayloadError as error:
-            raise BusError(f"{subject}: {len(data)} bytes, the server takes {client.max_payload}") from error
-        except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError, OSError):
-            self._publish_dropped += 1
+        if len(data) > client.max_payload:
+            raise BusError(f"{subject}: {len(data)} bytes, the server takes {client.max_payload}")
+        self._wire.publish(subject, data, headers=headers)
 
     async def subscribe(
         self,
@@ -124,21 +124,19 @@ class NatsBus:
         queue: str = "",
         pending_limit_messages: int = PENDING_LIMIT_MESSAGES,
     ) -> NatsSubscription:
-        mailbox = Mailbox(on_batch, limit_messages=pending_limit_messages)
+        mailbox = Mailbox(
+            on_batch,
+            limit_messages=pending_limit_messages,
+            after_batch=self._wire.flush,  # what a batch was answered with need not wait for the turn's end
+        )
         push = mailbox.push
 
-        async def on_message(message: Msg) -> None:
-            push(Message(message.subject, message.data, message.headers))
+        def file(subject: str, data: bytes, _: str, headers: Mapping[str, str] | None) -> None:
+            push(Message(subject, data, headers))
 
-        subscription = NatsSubscription(mailbox)
+        subscription = NatsSubscription(mailbox, self._wire)
         with _translated(f"subscribing to {subject}"):
-            subscription.client_subscription = await self._client.subscribe(
-                subject,
-                queue,
-                cb=on_message,
-                pending_msgs_limit=pending_limit_messages,
-                pending_bytes_limit=PENDING_LIMIT_BYTES,
-            )
+            subscription.client_subscription = await self._wire.subscribe(subject, file, queue)
         mailbox.start()
         self._subscriptions.append(subscription)
         if self._client.is_connected:
@@ -174,7 +172,9 @@ class NatsBus:
         await self._publisher.flush(timeout_s)
 
     async def pull_consumer(self, stream: str, durable: str, *, start_sequence: int = 1) -> NatsPullConsumer:
-        consumer = NatsPullConsumer(self._context, self._client, stream, durable, ack_wait_s=self._ack_wait_s)
+        consumer = NatsPullConsumer(
+            self._context, self._client, self._wire, stream, durable, ack_wait_s=self._ack_wait_s
+        )
         with _translated(f"consumer {durable} of {stream}"):
             await consumer.open(start_sequence)
         self._consumers.append(consumer)

@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 import nats.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from services.bus.api import Delivery
+from services.bus.nats_wire import Wire
 from services.bus.waiting import Signal
 
 logger = logging.getLogger(__name__)
@@ -47,11 +47,12 @@ class NatsPullConsumer:
     """
 
     def __init__(
-        self, context: JetStreamContext, client: Client, stream: str, durable: str, *, ack_wait_s: float
+        self, context: JetStreamContext, client: Client, wire: Wire, stream: str, durable: str, *, ack_wait_s: float
     ) -> None:
         self.rebinds = 0
         self._context = context
         self._client = client
+        self._wire = wire
         self._stream = stream
         self._durable = durable
         self._ack_wait_s = ack_wait_s
@@ -113,25 +114,26 @@ class NatsPullConsumer:
                 await self._subscription.unsubscribe()
             except nats.errors.Error as error:
                 logger.debug("the former inbox of %s: %s", self._durable, error)
+            self._wire.forget(self._subscription)
         self._open, self._lost = 0, False
         self._bound_at_reconnects = self._client.stats["reconnects"]
-        self._subscription = await self._client.subscribe(self._client.new_inbox(), cb=self._on_message)
+        self._subscription = await self._wire.subscribe(self._client.new_inbox(), self._on_message)
 
-    async def _on_message(self, message: Msg) -> None:
+    def _on_message(self, subject: str, data: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
         self._alive_s = time.monotonic()
-        if not message.reply.startswith("$JS.ACK."):
-            self._on_status((message.headers or {}).get("Status", ""))
+        if not reply.startswith("$JS.ACK."):
+            self._on_status((headers or {}).get("Status", ""))
             return
-        tokens = message.reply.split(".")
+        tokens = reply.split(".")
         if len(tokens) > 9:  # a domain and an account stand before, a random token behind
             tokens = tokens[:2] + tokens[4:11]
         delivered, sequence, self._more = int(tokens[4]), int(tokens[5]), tokens[8] != "0"
         self._open -= 1
         if sequence in self._acked:
-            await self._client.publish(message.reply, b"+ACK")
+            self._wire.publish(reply, b"+ACK")
         else:
-            self._replies[sequence] = message.reply
-            self._held[sequence] = Delivery(message.subject, message.data, message.headers, sequence, delivered)
+            self._replies[sequence] = reply
+            self._held[sequence] = Delivery(subject, data, headers, sequence, delivered)
         self._news.notify()
 
     def _on_status(self, status: str) -> None:
@@ -186,7 +188,7 @@ class NatsPullConsumer:
                 "idle_heartbeat": int(PULL_HEARTBEAT_S * 1e9),
             }
             assert self._subscription is not None, "open() comes before fetch()"
-            await self._client.publish(self._next_subject, msgspec.json.encode(pull), reply=self._subscription.subject)
+            self._wire.publish(self._next_subject, msgspec.json.encode(pull), self._subscription.subject)
 
     async def _rebind(self) -> None:
         self.rebinds += 1
@@ -204,7 +206,7 @@ class NatsPullConsumer:
             self._acked[sequence] = None
             self._resume_at = max(self._resume_at, sequence + 1)
             if reply is not None and self._client.is_connected:
-                await self._client.publish(reply, b"+ACK")
+                self._wire.publish(reply, b"+ACK")
         while len(self._acked) > MAX_ACK_PENDING:
             del self._acked[next(iter(self._acked))]
 
@@ -217,3 +219,4 @@ class NatsPullConsumer:
                 await self._subscription.unsubscribe()
             except nats.errors.Error as error:
                 logger.debug("stopping %s: %s", self._durable, error)
+            self._wire.forget(self._subscription)

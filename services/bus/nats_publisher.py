@@ -11,10 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-import nats.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 
+from services.bus.nats_wire import Wire
 from services.bus.waiting import Signal
 
 logger = logging.getLogger(__name__)
@@ -29,9 +28,10 @@ ACK_LIMIT_S: Final = 5.0
 class StreamPublisher:
     """Hands messages to streams; what is not acknowledged in time, or refused, is counted in ``failures``."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, wire: Wire) -> None:
         self.failures = 0
         self._client = client
+        self._wire = wire
         self._in_flight: dict[str, float] = {}  # token -> when it was sent, oldest first
         self._last_token = 0
         self._prefix = ""
@@ -40,32 +40,31 @@ class StreamPublisher:
     async def start(self) -> None:
         """Subscribe to the acknowledgements."""
         self._prefix = self._client.new_inbox() + "."
-        await self._client.subscribe(self._prefix + "*", cb=self._on_acknowledgement)
+        await self._wire.subscribe(self._prefix + "*", self._on_acknowledgement)
 
     async def publish(
         self, subject: str, data: bytes, message_id: str, headers: Mapping[str, str] | None = None
     ) -> None:
-        if not self._client.is_connected:
+        if not self._client.is_connected or len(data) > self._client.max_payload:
             self.failures += 1
             return
-        self._expire(time.monotonic())
+        now_s = time.monotonic()
+        self._expire(now_s)
         while len(self._in_flight) >= MAX_IN_FLIGHT:
             await self._acknowledged.wait(ACK_LIMIT_S)
-            self._expire(time.monotonic())
+            now_s = time.monotonic()
+            self._expire(now_s)
         self._last_token += 1
         token = str(self._last_token)
-        self._in_flight[token] = time.monotonic()
+        self._in_flight[token] = now_s
         sent = {**(headers or {}), "Nats-Msg-Id": message_id}
-        try:
-            await self._client.publish(subject, data, reply=self._prefix + token, headers=sent)
-        except (nats.errors.Error, OSError) as error:
-            self._fail(token, str(error))
+        self._wire.publish(subject, data, self._prefix + token, sent)
 
-    async def _on_acknowledgement(self, message: Msg) -> None:
-        token = message.subject[len(self._prefix) :]
-        refused = b'"error"' in message.data or bool(message.headers and message.headers.get("Status"))
+    def _on_acknowledgement(self, subject: str, data: bytes, _: str, headers: Mapping[str, str] | None) -> None:
+        token = subject[len(self._prefix) :]
+        refused = b'"error"' in data or bool(headers and headers.get("Status"))
         if refused:
-            self._fail(token, message.data.decode(errors="replace") or "no stream takes this subject")
+            self._fail(token, data.decode(errors="replace") or "no stream takes this subject")
         else:
             self._in_flight.pop(token, None)
         self._acknowledged.notify()

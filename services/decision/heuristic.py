@@ -27,17 +27,21 @@ _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 class HeuristicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Thresholds of :func:`choose`, made to be tuned per fleet."""
 
-    latency_high: _NotNegative = 1.0
-    """p95 of token gaps over the class limit from which to tighten; 1 = at the limit."""
+    latency_high: _NotNegative = 1.1
+    """p95 of time per output token over the class limit from which to tighten; 1 = at the limit."""
     latency_low: _NotNegative = 0.9
     """The same ratio below which there is room to widen."""
+    first_token_late: _NotNegative = 0.3
+    """p95 of time to first token over the class limit from which late tokens are no reason to tighten: a smaller
+    batch would only lengthen a queue that is late already. Tightening on late tokens alone cost an emulated chat
+    load beyond its card's compute two thirds of its goodput."""
     preemption_high: _NotNegative = 0.5
     """Preemptions a second from which to tighten."""
     tighten_every_steps: Annotated[int, msgspec.Meta(ge=0)] = 3
     """Steps between two tightens: one must show its effect before the next, or the ceiling collapses."""
-    evict_high: _NotNegative = 0.80
+    evict_high: _NotNegative = 0.60
     """Forecast physical KV over the hard quota from which idle contexts are evicted, 0 to 1."""
-    evict_waiting: _NotNegative = 0.50
+    evict_waiting: _NotNegative = 0.40
     """The same while requests wait for memory, 0 to 1."""
     horizon_s: _NotNegative = 4.0
     """How far the growth of physical KV is extrapolated, seconds."""
@@ -55,9 +59,10 @@ class HeuristicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 def choose(features: NDArray[np.float32], mask: NDArray[np.uint8], settings: HeuristicSettings) -> Actions:
     """The heuristic's action int8 [n] for raw states float32 [n, F] under masks uint8 [n].
 
-    Tighten on preemptions or late tokens; evict when physical KV comes near the hard quota; compact when
-    somebody waits for pages that are scattered; widen when the queue waits for memory or for slots and
-    tokens are in time; else hold. An absent feature never triggers a rule.
+    Tighten on preemptions, and on late tokens while first tokens are in time; evict when physical KV comes near
+    the hard quota; widen when the queue waits for memory or for slots and tokens are in time or first tokens late
+    as well; compact when somebody waits for pages that are scattered; else hold. An absent feature never triggers
+    a rule.
     """
     columns = {name: features[:, FEATURE[name]] for name in _READ}
     s, c = settings, columns
@@ -65,14 +70,15 @@ def choose(features: NDArray[np.float32], mask: NDArray[np.uint8], settings: Heu
     hard = np.where(c["quota_hard"] > 0, c["quota_hard"], np.nan)
     filled = (c["u_alloc"] + growth) * c["q0_share"] / hard
     waiting = c["l_queue_memory"] >= s.queue_low
-    # No token gap in the window is no trouble: NaN must not read as late.
-    in_time = ~(c["tpot_p95"] >= s.latency_low)
-    late = (c["tpot_p95"] >= s.latency_high) | (c["preemption_rate"] >= s.preemption_high)
+    # Nothing judged in the window is no trouble: NaN must not read as late.
+    queue_in_time = ~(c["ttft_p95"] >= s.first_token_late)
+    room = ~(c["tpot_p95"] >= s.latency_low) | ~queue_in_time
+    hurts = ((c["tpot_p95"] >= s.latency_high) & queue_in_time) | (c["preemption_rate"] >= s.preemption_high)
     full_slots = (c["l_queue"] >= s.queue_low) & (c["running"] >= s.ceiling_near * c["max_running"])
     rules = (
-        (Action.TIGHTEN, late & (c["since_tighten"] >= s.tighten_every_steps)),
+        (Action.TIGHTEN, hurts & (c["since_tighten"] >= s.tighten_every_steps)),
         (Action.EVICT, (filled >= s.evict_high) | (waiting & (filled >= s.evict_waiting))),
-        (Action.WIDEN, in_time & ((waiting & (c["u_reserved"] >= s.reserved_high)) | full_slots)),
+        (Action.WIDEN, room & ((waiting & (c["u_reserved"] >= s.reserved_high)) | full_slots)),
         (Action.COMPACT, (waiting | (c["neighbour_queue"] >= s.queue_low)) & (c["f_frag"] >= s.frag_high)),
     )
     allowed = ALLOWED[mask]
@@ -84,8 +90,8 @@ def choose(features: NDArray[np.float32], mask: NDArray[np.uint8], settings: Heu
 
 
 _READ: Final = (
-    "u_alloc", "du_alloc", "q0_share", "quota_hard", "l_queue", "l_queue_memory", "tpot_p95", "preemption_rate",
-    "since_tighten", "u_reserved", "running", "max_running", "neighbour_queue", "f_frag",
+    "u_alloc", "du_alloc", "q0_share", "quota_hard", "l_queue", "l_queue_memory", "tpot_p95", "ttft_p95",
+    "preemption_rate", "since_tighten", "u_reserved", "running", "max_running", "neighbour_queue", "f_frag",
 )  # fmt: skip
 
 

@@ -59,7 +59,10 @@ class ShieldSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     exhaustion: _NotNegative = 0.98
     """Forecast live KV over the hard quota from which widen is forbidden, 0 to 1."""
     latency_limit: _NotNegative = 1.0
-    """p95 of token gaps over the class limit from which widen is forbidden, 1 = at the limit."""
+    """p95 of time per output token over the class limit from which widen is forbidden, 1 = at the limit."""
+    first_token_late: _NotNegative = 0.5
+    """p95 of time to first token over the class limit from which late tokens no longer forbid widen: requests that
+    wait too long for a slot are late as well, and which lateness weighs more is the policy's to say."""
     frag_low: _Share = 0.05
     """f_frag up to which nothing counts as fragmented, 0 to 1."""
     idle_low: _Share = 0.01
@@ -134,18 +137,19 @@ def _forbid(column: NDArray[np.uint8], where: NDArray[np.bool_], reason: MaskRea
 def _widen(
     column: NDArray[np.uint8], features: NDArray[np.float32], kinds: NDArray[np.uint8], settings: ShieldSettings
 ) -> None:
-    u, slope, hard, share, idle, rho, ceiling, tpot, running, prefill, since = _columns(
+    u, slope, hard, share, idle, rho, ceiling, tpot, ttft, iteration, running, prefill, since = _columns(
         features, "u_alloc", "du_alloc", "quota_hard", "q0_share", "idle_share", "rho", "max_running",
-        "tpot_p95", "running", "p_prefill", "since_tighten",
+        "tpot_p95", "ttft_p95", "iteration", "running", "p_prefill", "since_tighten",
     )  # fmt: skip
     timed = np.zeros(256, np.bool_)
     for kind, limits in settings.limits.items():
         timed[kind] = np.isfinite(limits.tpot_s)
     judged = timed[kinds]
-    # Only decoding requests produce token gaps: without one, an absent p95 hides no trouble.
+    # The p95 is of requests that ended in the window: where none did, the time of an iteration stands for it. A
+    # source that gives neither while requests decode hides trouble.
     decoding = running * (1.0 - np.where(np.isfinite(prefill), prefill, 0.0)) > 0
     unknown = ~np.isfinite(u + slope + hard + share + rho + ceiling + running + since)
-    _forbid(column, unknown | (judged & decoding & np.isnan(tpot)), MaskReason.UNKNOWN_STATE)
+    _forbid(column, unknown | (judged & decoding & np.isnan(tpot) & np.isnan(iteration)), MaskReason.UNKNOWN_STATE)
     cap = rho_caps(kinds, settings)
     at_top = (rho >= cap - _HALF_STEP) & (ceiling >= settings.max_running_start)
     _forbid(column, at_top & (cap <= RHO_MIN), MaskReason.CLASS_FORBIDS_OVERCOMMIT)
@@ -155,7 +159,8 @@ def _widen(
     live = u * (1.0 - np.where(np.isfinite(idle), idle, 0.0))
     forecast = live + np.maximum(slope, 0.0) * settings.horizon_s
     _forbid(column, forecast * share >= settings.exhaustion * hard, MaskReason.FORECAST_EXHAUSTION)
-    _forbid(column, judged & (tpot > settings.latency_limit), MaskReason.LATENCY_AT_LIMIT)
+    late = (tpot > settings.latency_limit) & ~(ttft >= settings.first_token_late)
+    _forbid(column, judged & late, MaskReason.LATENCY_AT_LIMIT)
 
 
 def _tighten(column: NDArray[np.uint8], features: NDArray[np.float32], settings: ShieldSettings) -> None:

@@ -111,11 +111,11 @@ class LearnerService:
             # An empty fetch goes on too: it is when waiting candidates and checkpoints have their turn.
             fetched = await self._consumer.fetch(self.settings.fetch_messages, self.settings.fetch_timeout_s)
             await self._queue.put(fetched)
-            self._measures.queued.set(self._queue.qsize())
 
     async def _learn(self) -> None:
         while not self._stopping.is_set():
             deliveries = await self._queue.get()
+            self._measures.queued.set(self._queue.qsize())
             if deliveries:
                 await self._work(deliveries)
             elif self._clock.now_ns() >= self._checkpoint_due_ns:

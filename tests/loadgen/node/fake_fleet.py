@@ -49,6 +49,7 @@ class FakeFleet:
         self.told: list[dict[str, np.ndarray]] = []
         self._evicting = np.zeros(workers)
         self._freed = np.zeros(workers, np.int64)
+        self._started = np.zeros(workers)
 
     def column(self, name: str) -> np.ndarray:
         return self.table[:, COLUMN[name]]
@@ -59,6 +60,7 @@ class FakeFleet:
         )
         self.column("rho")[:] = rho
         self._evicting += evict_bytes
+        self._started += np.minimum(evict_bytes, self.column("kv_idle_bytes"))
         self.column("compacted_bytes")[:] += compact_bytes
         self._freed += (compact_bytes // GROUP).astype(np.int64)
         self.column("kv_mapped_bytes")[:] -= compact_bytes // GROUP * GROUP
@@ -77,7 +79,8 @@ class FakeFleet:
 
     def effects(self) -> SimpleNamespace:
         freed, self._freed = self._freed, np.zeros(self.workers, np.int64)
-        return SimpleNamespace(groups_freed=freed, pause_us=50.0 * freed)
+        started, self._started = self._started, np.zeros(self.workers)
+        return SimpleNamespace(groups_freed=freed, pause_us=50.0 * freed, evict_started_bytes=started)
 
     def snapshot(self, worker: int) -> SimpleNamespace:
         idle = SimpleNamespace(sequence=5, blocks=3, idle_since_s=0.0, expected_return_s=9.0)

@@ -97,10 +97,23 @@ def test_an_eviction_is_done_when_the_fleet_moved_the_bytes():
 def test_an_eviction_that_finds_nothing_more_is_done_with_what_it_moved():
     engines = emulation()
     engines.answer(WORKERS[0], Evict((), 30 * GIB, "a"))
-    for _ in range(5):
+    for _ in range(3):
         engines.advance()
     done = engines.answer(WORKERS[0], AskReceipt("a"))
-    assert (done.done, done.evicted_bytes) == (True, 6 * GIB)
+    assert (done.done, done.evicted_bytes) == (True, 6 * GIB), "all that was idle"
+
+
+def test_an_eviction_that_was_called_off_ends_with_what_had_left():
+    engines = emulation()
+    engines.answer(WORKERS[0], Evict((), 5 * GIB, "a"))
+    engines.advance()
+    engines.fleet.evict_per_step = 0
+    answers = []
+    for _ in range(3):
+        engines.advance()
+        answers.append(engines.answer(WORKERS[0], AskReceipt("a")))
+    assert [one.done for one in answers] == [False, False, True]
+    assert answers[-1].evicted_bytes == 2 * GIB
 
 
 @pytest.mark.parametrize("forbidding", [ServiceClass.COPILOT, ServiceClass.TRAINING])

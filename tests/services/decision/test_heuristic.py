@@ -35,6 +35,7 @@ def choice(changes: Mapping[str, float], mask: np.ndarray = ANYTHING) -> Action:
     [
         ({}, Action.HOLD),
         ({"tpot_p95": 1.2}, Action.TIGHTEN),
+        ({"tpot_p95": 1.2, "ttft_p95": 0.9}, Action.HOLD),  # the queue is late too: a smaller batch would not help
         ({"tpot_p95": 1.2, "since_tighten": 1}, Action.HOLD),  # the last one has not shown its effect yet
         ({"preemption_rate": 2.0}, Action.TIGHTEN),
         ({"u_alloc": 0.9}, Action.EVICT),

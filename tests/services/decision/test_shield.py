@@ -65,9 +65,11 @@ def test_a_held_worker_may_only_hold(hold: Hold) -> None:
         ({"quota_hard": 0.0}, MaskReason.FORECAST_EXHAUSTION),
         ({"tpot_p95": 1.01}, MaskReason.LATENCY_AT_LIMIT),
         ({"tpot_p95": 1.0}, MaskReason.ALLOWED),
-        ({"tpot_p95": NAN}, MaskReason.UNKNOWN_STATE),
-        ({"tpot_p95": NAN, "running": 0}, MaskReason.ALLOWED),  # nothing decodes: no gap hides trouble
-        ({"tpot_p95": NAN, "p_prefill": 1.0}, MaskReason.ALLOWED),
+        ({"tpot_p95": 1.5, "ttft_p95": 0.6}, MaskReason.ALLOWED),  # the queue is late too: the policy weighs
+        ({"tpot_p95": NAN}, MaskReason.ALLOWED),  # none ended in the window
+        ({"tpot_p95": NAN, "iteration": NAN}, MaskReason.UNKNOWN_STATE),
+        ({"tpot_p95": NAN, "iteration": NAN, "running": 0}, MaskReason.ALLOWED),  # nothing decodes
+        ({"tpot_p95": NAN, "iteration": NAN, "p_prefill": 1.0}, MaskReason.ALLOWED),
         ({"du_alloc": NAN}, MaskReason.UNKNOWN_STATE),
         ({"quota_hard": NAN}, MaskReason.UNKNOWN_STATE),
         ({"rho": NAN}, MaskReason.UNKNOWN_STATE),
