@@ -14,6 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) \
 		|| { rm -rf $(VENV); echo "make: no venv module: on Debian, apt-get install python3-venv" >&2; exit 2; }
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m loadgen.engine.warm && $(BIN)/python -c "import services.featurizer.kernels"
 	@touch $@
 
 demo: $(STAMP)

@@ -57,10 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(command=_trace_info)
 
     bench = commands.add_parser("bench", help="measure").add_subparsers(dest="what", required=True)
-    engine = bench.add_parser("engine", help="worker-steps per second of the emulated engine")
-    engine.add_argument("--steps", type=int, default=300, help="simulated steps of 2 s (default %(default)s)")
+    engine = bench.add_parser("engine", help="worker-steps per second and core of the emulated engine")
+    engine.add_argument("--steps", type=int, default=200, help="simulated steps of 2 s (default %(default)s)")
     engine.add_argument("--seed", type=int, default=1)
-    engine.add_argument("--errors", action="store_true", help="also the error against the calibration files")
+    engine.add_argument(
+        "--calibration", type=Path, metavar="FOLDER", help="also the error against this folder's measured timings"
+    )
     engine.add_argument("--json", type=Path, metavar="FILE")
     engine.set_defaults(command=_bench_engine)
     loop = bench.add_parser("loop", help="telemetry-to-action latency and CPU of the five services")
@@ -98,7 +100,11 @@ def _trace_info(namespace: argparse.Namespace) -> None:
 def _bench_engine(namespace: argparse.Namespace) -> None:
     from loadgen.bench import engine
 
-    _report(engine.bench_engine(steps=namespace.steps, seed=namespace.seed, errors=namespace.errors), namespace.json)
+    if namespace.steps < 10:
+        raise UserError(f"--steps: found {namespace.steps}, expected 10 or more")
+    _report(
+        engine.bench_all(steps=namespace.steps, seed=namespace.seed, calibration=namespace.calibration), namespace.json
+    )
 
 
 def _bench_loop(namespace: argparse.Namespace) -> None:

@@ -37,7 +37,7 @@ STARTS: Final = (("learner", "actuator", "decision", "featurizer"), ("telemetry"
 """What starts together; telemetry last, since it sends at once."""
 SERVICES: Final = tuple(name for group in STARTS for name in group)
 WINDOW_STEPS: Final = 2
-WARM_UP_S: Final = 5 * STEP_S
+WARM_UP_S: Final = 4 * STEP_S
 """Windows fill, transitions begin to flow, and what runs for the first time has run."""
 QUIET_S: Final = STEP_S / 2
 """From a step's samples to the bare hops and the readings: when the loop has come to rest."""

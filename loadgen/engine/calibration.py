@@ -122,14 +122,14 @@ class CalibrationError(msgspec.Struct, frozen=True):
     """The signed error of largest size."""
 
 
-def errors(shared_dir: Path) -> list[CalibrationError]:
-    """Error per card, phase and batch against ``calibration/aiconfigurator/derived_iteration_times.csv``.
+def errors(folder: Path) -> list[CalibrationError]:
+    """Error per card, phase and batch against ``aiconfigurator/derived_iteration_times.csv`` in ``folder``.
 
     Llama-3.1-8B only: nothing else was measured as it is emulated. UserError when the file is not there.
     """
-    path = shared_dir / "calibration" / "aiconfigurator" / "derived_iteration_times.csv"
+    path = folder / "aiconfigurator" / "derived_iteration_times.csv"
     if not path.is_file():
-        raise UserError(f"{path}: no calibration file; expected the shared folder's derived_iteration_times.csv")
+        raise UserError(f"{path}: no such file; expected measured iteration times (derived_iteration_times.csv)")
     with path.open(newline="") as handle:
         rows = list(csv.DictReader(handle))
     found: dict[tuple[str, str, int], list[float]] = {}

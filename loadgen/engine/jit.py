@@ -15,32 +15,38 @@ from typing import Any, Final, TypeVar, cast
 
 import numba
 
+import schemas
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FOLDER: Final = Path(__file__).parent
 _njit: Any = numba.njit  # its stubs lack the options below
 
 
 def fingerprint() -> str:
-    """Sixteen hex digits that change with any source of the engine and with numba's version."""
+    """Sixteen hex digits that change with numba's version, the engine's sources and the tables they compile in."""
     digest = hashlib.sha256(numba.__version__.encode())
-    for source in sorted(_FOLDER.glob("*.py")):
+    tables = Path(schemas.__file__).parent
+    for source in (*sorted(_FOLDER.glob("*.py")), tables / "metrics.py", tables / "actions.py"):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _cache_folder() -> Path:
-    """Beside the sources where they can be written to, else in the user's cache folder."""
+    """Under NUMBA_CACHE_DIR if that is set, else beside the sources where they can be written to, else in the
+    user's cache folder."""
+    named = os.environ.get("NUMBA_CACHE_DIR")
     beside = _FOLDER / "__pycache__"
-    if os.access(beside if beside.is_dir() else _FOLDER, os.W_OK):
-        return beside / f"kernels-{fingerprint()}"
-    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return base / "tidegate" / f"kernels-{fingerprint()}"
+    if named:
+        base = Path(named)
+    elif os.access(beside if beside.is_dir() else _FOLDER, os.W_OK):
+        base = beside
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tidegate"
+    return base / f"kernels-{fingerprint()}"
 
 
-if not os.environ.get("NUMBA_CACHE_DIR"):
-    _config: Any = numba.config
-    _config.CACHE_DIR = str(_cache_folder())
-
+_config: Any = numba.config
+_config.CACHE_DIR = str(_cache_folder())
 
 # No reference counts: kernels allocate nothing, and counting costs both compile and run time.
 _COMMON: Final[dict[str, Any]] = {

@@ -61,7 +61,6 @@ class Orders:
 
 def refusal_of(
     action: WorkerAction,
-    *,
     t_ns: int,
     generation: int,
     swap_allowed: bool,

@@ -102,7 +102,7 @@ class ActuatorService:
         settings = self._settings
         self._latency = shell.observe.histogram(
             "telemetry_to_action_seconds",
-            "from a sample's time to the actuator's receipt of its action, for loopback engines",
+            "from a sample's time to the receipt of its action, the slowest of those taken together; loopback engines",
             buckets=LATENCY_BUCKETS_S,
         )
         self._audit = AuditTrail(
@@ -177,6 +177,7 @@ class ActuatorService:
     async def _take(self, messages: list[Message]) -> None:
         loopback = self._settings.engine == "loopback"
         known = self._settings.all_nodes()
+        slowest_ms = 0.0
         for message in messages:
             if self._stopping:
                 return
@@ -185,8 +186,10 @@ class ActuatorService:
             except DecodeError:
                 self.counts.decode_errors += 1
                 continue
-            if loopback:
-                self._time(batch)
+            if loopback:  # only there is the node's clock for certain this machine's monotonic one
+                latency_ms = (self._shell.clock.now_ns() - batch.t_ns) * 1e-6
+                self.latencies.add(latency_ms)
+                slowest_ms = max(slowest_ms, latency_ms)
             if known and batch.node not in known:
                 self.counts.foreign += 1
             elif not self._orders.admit(batch.node, batch.boot_id, batch.step):
@@ -199,6 +202,8 @@ class ActuatorService:
                 node.waiting = (batch, message)
                 node.idle.clear()
                 node.arrived.set()
+        if slowest_ms and self._latency is not None:
+            self._latency.observe(slowest_ms * 1e-3)
 
     async def _run(self, node: _Node) -> None:
         while True:
@@ -221,13 +226,6 @@ class ActuatorService:
         self._audit.add(outcomes, message.data, data)
         self.counts.batches += 1
         self.counts.outcomes(outcomes.outcomes)
-
-    def _time(self, batch: ActionBatch) -> None:
-        """Only beside loopback engines is the node's clock for certain this machine's monotonic one."""
-        latency_ns = self._shell.clock.now_ns() - batch.t_ns
-        if self._latency is not None:
-            self._latency.observe(latency_ns * 1e-9)
-        self.latencies.add(latency_ns * 1e-6)
 
 
 def _write(path: Path, latencies: Latencies) -> None:

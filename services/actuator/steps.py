@@ -164,9 +164,8 @@ class NodeSteps:
                 continue
             view = known.view
             refusal = refusal_of(
-                action, t_ns=member.engine.t_ns, generation=known.generation, swap_allowed=view.swap_allowed,
-                q0_bytes=view.q0_bytes, floor_bytes=view.floor_bytes,
-            )  # fmt: skip
+                action, member.engine.t_ns, known.generation, view.swap_allowed, view.q0_bytes, view.floor_bytes
+            )
             if LATENCY_AT_LIMIT in action.mask_reasons:
                 member.card.troubled = True
             if refusal in (NONE, CLASS_FORBIDS):  # a forbidden eviction still renews the quota

@@ -32,7 +32,8 @@ SILENCE_S: Final = 3.0
 """An open pull with neither message, heartbeat nor status for so long is bound anew."""
 
 FILL_S: Final = 0.05
-"""How long a fetch waits for the rest of its batch when the server says that there is more."""
+"""How long a fetch that has something waits for the rest of its batch: a full one costs little more than one of a
+single message."""
 
 MAX_ACK_PENDING: Final = 65_536
 
@@ -64,7 +65,7 @@ class NatsPullConsumer:
         self._acked: dict[int, None] = {}  # the last acknowledged, oldest first
         self._resume_at = 1
         self._open = 0  # messages that the open pull may still bring
-        self._more = False  # the server has more than what arrived
+        self._wanted = 1  # messages that the fetch under way asked for
         self._alive_s = 0.0
         self._lost = False
         self._bound_at_reconnects = 0
@@ -127,32 +128,33 @@ class NatsPullConsumer:
         tokens = reply.split(".")
         if len(tokens) > 9:  # a domain and an account stand before, a random token behind
             tokens = tokens[:2] + tokens[4:11]
-        delivered, sequence, self._more = int(tokens[4]), int(tokens[5]), tokens[8] != "0"
+        delivered, sequence = int(tokens[4]), int(tokens[5])
         self._open -= 1
         if sequence in self._acked:
             self._wire.publish(reply, b"+ACK")
         else:
             self._replies[sequence] = reply
             self._held[sequence] = Delivery(subject, data, headers, sequence, delivered)
-        self._news.notify()
+        if len(self._held) == 1 or len(self._held) >= self._wanted or self._open <= 0:
+            self._news.notify()
 
     def _on_status(self, status: str) -> None:
         if status == "100":  # a heartbeat
             return
         # 404 and 408 end a pull in the ordinary way; 409 and 503 say that the consumer went or is not back yet.
         self._open = 0
-        self._more = False
         self._lost = self._lost or status not in ("404", "408")
         self._news.notify()
 
     async def fetch(self, batch: int, timeout_s: float) -> Sequence[Delivery]:
         end_s = time.monotonic() + timeout_s
+        self._wanted = batch
         fill_end_s: float | None = None
         while not self._stopped:
             now_s = time.monotonic()
             if self._held:
                 fill_end_s = fill_end_s or min(now_s + FILL_S, end_s)
-                if len(self._held) >= batch or not (self._more and self._open > 0) or now_s >= fill_end_s:
+                if len(self._held) >= batch or self._open <= 0 or now_s >= fill_end_s:
                     return [self._held.pop(sequence) for sequence in list(self._held)[:batch]]
                 await self._news.wait(fill_end_s - now_s)
                 continue

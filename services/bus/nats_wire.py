@@ -139,7 +139,9 @@ class SinkParser(Parser):
                 sid, size = int(words[2]), int(words[-1])
                 head = int(words[-2]) if headed else 0
             except (IndexError, ValueError):
-                raise nats.errors.ProtocolError(f"malformed {data[at:end]!r}") from None
+                size = head = -1
+            if not (0 <= head <= size and 4 <= len(words) - headed <= 5):
+                raise nats.errors.ProtocolError(f"malformed {data[at:end]!r}")
             begin = end + 2
             stop = begin + size
             if stop + 2 > len(data):

@@ -14,14 +14,14 @@ from tests.e2e.loop import RunningLoop
 from tests.services.otlp_receiver import GrpcReceiver
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def receiver() -> Iterator[GrpcReceiver]:
     """Gets the spans of all five services."""
     with GrpcReceiver() as receiver:
         yield receiver
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def running(receiver: GrpcReceiver) -> AsyncIterator[RunningLoop]:
     # A Unix socket's path holds 107 bytes, pytest's folders have long names.
     folder = Path(tempfile.mkdtemp(prefix="tg-"))
@@ -42,7 +42,7 @@ async def running(receiver: GrpcReceiver) -> AsyncIterator[RunningLoop]:
         assert not late, f"had to be killed at the end: {late}"
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@pytest_asyncio.fixture(loop_scope="package")
 async def loop(running: RunningLoop) -> RunningLoop:
     """The loop in control under the heuristic, whatever the test before did to it."""
     await running.heal()

@@ -18,7 +18,7 @@ from schemas.telemetry import NODE_SAMPLE
 from schemas.transitions import TRANSITION_BATCH
 from tests.e2e.loop import NODE, SERVICES, RunningLoop
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 LARGEST = bytes(8 * 1024 * 1024 - 1024)
 """What the server still lets through."""

@@ -11,7 +11,7 @@ from services import qweights
 from tests.e2e.loop import RunningLoop
 from tests.services.decision.rows import weights
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 def network(version: str, advantages: list[float]) -> tuple[PolicyPointer, bytes]:

@@ -9,7 +9,7 @@ import pytest
 from schemas.policies import KEY_CHAMPION, PolicyPointer
 from tests.e2e.loop import RunningLoop
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 SEEN_LIMIT_S = 3.0
 

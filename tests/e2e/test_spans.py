@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.e2e.loop import RunningLoop
 from tests.services.otlp_receiver import GrpcReceiver
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 TREE = {
     "telemetry sample": ("telemetry", "", Span.SPAN_KIND_PRODUCER),

@@ -13,9 +13,9 @@ from services.bus import Delivery
 from services.learner import checkpoint
 from services.learner.intake import Intake
 from services.learner.settings import Settings as LearnerSettings
-from tests.e2e.loop import SERVICES, WINDOW_STEPS, RunningLoop
+from tests.e2e.loop import WINDOW_STEPS, RunningLoop
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 DRAIN_LIMIT_S = 5.0
 RAISED = PolicyPointer(version="fixed:1.6", kind="fixed")
@@ -25,7 +25,7 @@ def others_live(loop: RunningLoop, ended: str) -> bool:
     return all(child.alive for name, child in loop.processes.children.items() if name != ended)
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", ["telemetry", "featurizer", "decision", "actuator"])
 async def test_sigterm_drains_and_the_others_go_on(loop: RunningLoop, service: str) -> None:
     code, took_s = await loop.end(service, signal.SIGTERM)
     assert code == 0, loop.processes.children[service].tail()
@@ -80,8 +80,10 @@ async def test_learner_counts_every_transition_once_across_a_kill(loop: RunningL
         "the consumer begins where the checkpoint says"
     )
     await loop.until(lambda: (found := newest()) and found.meta.sequence > at_kill.meta.sequence, "it learns on")
-    code, _ = await loop.end("learner", signal.SIGTERM)
-    assert code == 0
+    code, took_s = await loop.end("learner", signal.SIGTERM)
+    assert code == 0, loop.processes.children["learner"].tail()
+    assert took_s < DRAIN_LIMIT_S, "the learner too: it finishes the gradient step in hand, no more"
+    assert others_live(loop, "learner")
     final = newest()
     assert final is not None
     assert final.meta.transitions == await fresh_rows(loop, final.meta.sequence), "nothing lost, nothing twice"

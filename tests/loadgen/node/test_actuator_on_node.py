@@ -242,13 +242,3 @@ async def test_an_actuator_that_starts_describes_every_engine_first(rig):
     known = [member.known for member in rig.service._nodes["n0"].steps.members.values()]
     assert [one.rho for one in known] == [1.4, 1.0], "it takes up what is in force and changes nothing by itself"
     assert rig.engines.quotas[0].rho == 1.4
-
-
-async def test_the_latency_from_telemetry_is_taken_where_the_header_says_when(rig):
-    await rig.send(rig.action(0), rig.action(1), headers={"tg-sent-ns": "1000"})
-    await asyncio.wait_for(rig.outcomes.get(), 10)
-    assert len(rig.service.latencies) == 1
-    rig.engines.advance()
-    await rig.send(rig.action(0), rig.action(1), headers={"tg-sent-ns": "soon"})
-    await asyncio.wait_for(rig.outcomes.get(), 10)
-    assert len(rig.service.latencies) == 1, "a header that is no number is ignored"

@@ -46,8 +46,8 @@ class Rig:
         self.network = MemoryNetwork()
         self.bus = MemoryBus(self.network)
         self.observe = Observe("actuator")
-        self.service = ActuatorService(Settings(engine="loopback", **settings), lambda: 3_000_000)
-        self.shell = Shell("actuator", "t", bus=self.bus, observe=self.observe, clock=ManualClock())
+        self.service = ActuatorService(Settings(engine="loopback", **settings))
+        self.shell = Shell("actuator", "t", bus=self.bus, observe=self.observe, clock=ManualClock(2_000_000))
         self.heard: list[Message] = []
         self.news = asyncio.Event()
 
@@ -107,7 +107,7 @@ async def test_what_the_actuator_counts_is_on_its_metrics_page():
 async def test_latencies_are_left_in_a_file_for_the_benchmark(tmp_path):
     path = tmp_path / "latencies.npy"
     async with Rig(latency_file=str(path)) as rig:
-        await rig.send("n0", batch("n0", 1), {"tg-sent-ns": "1000000"})
+        await rig.send("n0", batch("n0", 1))
         await rig.answered(1)
     np.testing.assert_allclose(np.load(path), [2.0])
     assert "tidegate_actuator_telemetry_to_action_seconds_count 1.0" in rig.observe.render().decode()

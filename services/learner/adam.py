@@ -1,0 +1,51 @@
+"""Adam (Kingma and Ba 2015) without ``torch.optim.Adam``.
+
+The class brings torch's compiler along as soon as one is made: 800 modules, seconds of every start, and a folder
+in the machine's temporary one. The function that it calls brings nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+from torch.optim.adam import adam
+
+MOMENTS: Final = ("exp_avg", "exp_avg_sq", "step")
+
+
+class Adam:
+    """Minimises by the parameters' gradients; ``state`` holds :data:`MOMENTS` of each once a step was made."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor], *, learning_rate: float, eps: float) -> None:
+        self._parameters = list(parameters)
+        self._learning_rate = learning_rate
+        self._eps = eps
+        self.state: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """theta <- theta - lr m / (sqrt(v) + eps), both moments without their bias. All parameters have a gradient."""
+        states = [self.state.setdefault(one, _fresh(one)) for one in self._parameters]
+        gradients = [one.grad for one in self._parameters if one.grad is not None]
+        means, squares, steps = ([state[moment] for state in states] for moment in MOMENTS)
+        # fused: one pass over all weights instead of a dozen small operations each, half the time of a step.
+        adam(
+            self._parameters, gradients, means, squares, [], steps,
+            fused=True, amsgrad=False, beta1=0.9, beta2=0.999, lr=self._learning_rate, weight_decay=0.0,
+            eps=self._eps, maximize=False,
+        )  # fmt: skip
+
+
+def _fresh(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+        "step": torch.tensor(0.0),
+    }

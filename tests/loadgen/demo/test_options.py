@@ -1,0 +1,59 @@
+"""A mistake in what was asked: one line, exit code 2, before anything is started or written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services import cli
+
+BAD_LINE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,374,44\n2023-11-16 18:17:04,many,5\n"
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.csv").write_text(BAD_LINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--card", "RTX-9"], ["RTX-9", "A100-80G"]),
+        (["--model", "GPT-9"], ["GPT-9", "Llama-3.1-8B"]),
+        (["--workload", "poetry"], ["poetry", "agent"]),
+        (["--class", "royal"], ["--class", "royal", "copilot"]),
+        (["--trace", "absent.csv"], ["absent.csv"]),
+        (["--trace", "bad.csv"], ["bad.csv", "3", "ContextTokens", "many"]),
+        (["--policy", "luck"], ["--policy", "luck", "heuristic"]),
+        (["--policy", "fixed:9"], ["--policy", "fixed:9", "1.0 to 1.6"]),
+        (["--json", "absent/demo.json"], ["--json", "absent", "does not exist"]),
+        (["--trace-out", "absent/spans.jsonl"], ["--trace-out", "absent"]),
+        (["--nodes", "0"], ["--nodes", "found 0"]),
+        (["--workers-per-card", "4"], ["--workers-per-card", "found 4", "1 to 3"]),
+        (["--load", "nan"], ["--load", "nan"]),
+        (["--speed", "-1"], ["--speed", "-1"]),
+        (["--duration", "1"], ["--duration", "found 1", "20"]),
+        (["--context-scale", "0"], ["--context-scale", "found 0"]),
+        (["--model", "Llama-3.1-70B-4bit", "--card", "A100-80G", "--workers-per-card", "3"], ["70B", "A100"]),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(
+    arguments: list[str], told: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["demo", "--plain", "--duration", "40", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("tidegate: ")
+    assert err.count("\n") == 1, f"one line, no trace: {err}"
+    for part in told:
+        assert part in err, err
+    assert {path.name for path in tmp_path.iterdir()} == {"bad.csv"}, "nothing was written"
+
+
+@pytest.mark.parametrize("arguments", [["--seed", "lucky"], ["--nodes", "1.5"], ["--spede", "1"]])
+def test_what_argparse_finds_has_the_same_exit_code(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["demo", *arguments])
+    assert ended.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
