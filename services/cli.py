@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.errors import UserError
+from services.errors import TidegateError, UserError
 
 SERVICES = ("telemetry", "featurizer", "decision", "actuator", "learner")
 
@@ -30,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"tidegate: {error}", file=sys.stderr)
         return 2
+    except TidegateError as error:  # raised on purpose: its message says what went wrong, a trace would hide it
+        print(f"tidegate: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -99,7 +102,9 @@ def _trace_info(namespace: argparse.Namespace) -> None:
 
 def _bench_engine(namespace: argparse.Namespace) -> None:
     from loadgen.bench import engine
+    from loadgen.outputs import check_file
 
+    check_file("--json", namespace.json)
     if namespace.steps < 10:
         raise UserError(f"--steps: found {namespace.steps}, expected 10 or more")
     _report(
@@ -109,7 +114,9 @@ def _bench_engine(namespace: argparse.Namespace) -> None:
 
 def _bench_loop(namespace: argparse.Namespace) -> None:
     from loadgen.bench import loop
+    from loadgen.outputs import check_file
 
+    check_file("--json", namespace.json)
     _report(
         loop.bench_loop(workers=namespace.workers, per_node=namespace.per_node, seconds=namespace.seconds),
         namespace.json,
@@ -121,7 +128,7 @@ def _report(result: dict[str, Any], path: Path | None) -> None:
     text = json.dumps(result, indent=2)
     print(text)
     if path is not None:
-        from loadgen.demo.report import write_atomically
+        from loadgen.outputs import write_atomically
 
         write_atomically(path, text + "\n")
 

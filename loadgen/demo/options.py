@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from loadgen.outputs import check_file, check_new_folder
 from services.errors import UserError
 
 
@@ -97,9 +98,10 @@ def parse(namespace: argparse.Namespace) -> DemoOptions:
     if not 0.01 <= options.context_scale <= 1:
         raise UserError(f"--context-scale: found {options.context_scale:g}, expected 0.01 to 1")
     _check_policy(options.policy)
-    for name, path in (("--json", options.json), ("--trace-out", options.trace_out)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UserError(f"{name}: folder {path.absolute().parent} does not exist")
+    _at_least("--seed", options.seed, 0)
+    check_file("--json", options.json)
+    check_file("--trace-out", options.trace_out)
+    check_new_folder("--keep", options.keep)
     return options
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from rich.table import Table
+
+from loadgen.outputs import write_atomically
 
 FIGURES: Final = (
     "goodput_tokens_per_s",
@@ -97,17 +97,3 @@ def _number(value: Any) -> Any:
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The whole text or nothing under ``path``: written beside it, synced, then moved over it."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
-    try:
-        with os.fdopen(descriptor, "w") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -25,6 +25,7 @@ from loadgen.demo.view import LiveView
 from loadgen.engine.report import summary
 from schemas.identity import STEP_S
 from services.bus import Bus
+from services.errors import UserError
 
 REFRESH_S = 0.25
 PLAIN_EVERY_S = 5.0
@@ -37,8 +38,11 @@ def main(options: DemoOptions) -> int:
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     with contextlib.ExitStack() as stack:
         if options.keep is not None:
-            options.keep.mkdir(parents=True, exist_ok=True)
             folder = options.keep.absolute()
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(f"--keep: {folder}: found {error.strerror}, expected a folder to write to") from error
         else:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-")))
         try:

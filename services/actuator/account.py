@@ -61,32 +61,35 @@ class Card:
     def plan(self, settings: EffectSettings) -> None:
         """Give every worker that has a target its command. The others count as holding: their memory is theirs
         whether they are commanded or not. Ends the card's step: the budget follows TPOT, targets are used up."""
-        if self._known is None:
-            self._known = [one for one in self.members.values() if one is not None]
-        if not self._known:
+        known = self._known
+        if known is None:
+            known = self._known = [one for one in self.members.values() if one is not None]
+        if not known:
             return
-        self.scale = next_scale(self.scale, self.troubled)
-        self.troubled = False
-        basis = [(one.target, one.view.mapped_bytes, one.view.floor_bytes) for one in self._known]
+        if self.troubled or self.scale < 1.0:
+            self.scale = next_scale(self.scale, self.troubled)
+            self.troubled = False
+        basis = [(one.target, one.view.mapped_bytes, one.view.floor_bytes) for one in known]
         if basis == self._basis:  # a quiet step: same targets, same memory, same commands
-            for one in self._known:
+            for one in known:
                 one.target = None
             return
         planned = plan_card(
-            [one.target or (HOLD, one.rho, one.max_running) for one in self._known],
-            [one.view for one in self._known],
+            [one.target or (HOLD, one.rho, one.max_running) for one in known],
+            [one.view for one in known],
             self.scale,
             settings,
         )
         complete = self.complete
-        for one, command in zip(self._known, planned, strict=True):
+        moves = False
+        for one, command in zip(known, planned, strict=True):
             if one.target is None:
                 one.command = None
                 continue
+            moves = moves or one.target[0] in MOVES
             if not complete:  # somebody we cannot see may have mapped the rest
                 command.hard_bytes = min(command.hard_bytes, one.hard_bytes)
             one.target, one.command = None, command
-        moves = any(target is not None and target[0] in MOVES for target, _, _ in basis)
         self._basis = basis if complete and not moves else None
 
     @property

@@ -14,6 +14,9 @@ from services.errors import BusError
 BURST = 64
 """Records handed over between two looks at other work."""
 
+GATHER_S = 0.05
+"""How long records gather before they are handed over: those of a step's first nodes must not delay its last."""
+
 RETRY_S = 1.0
 """Wait before the stream is asked for again."""
 
@@ -57,6 +60,7 @@ class AuditTrail:
         await self._ensure_stream()
         while True:
             await self._wake.wait()
+            await asyncio.sleep(GATHER_S)
             self._wake.clear()
             while self._held:
                 for _ in range(min(BURST, len(self._held))):

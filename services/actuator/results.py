@@ -14,7 +14,7 @@ from schemas.actions import Action, WorkerAction
 from schemas.engine import Receipt
 from schemas.outcomes import OutcomeKind, Status, WorkerOutcome
 from services.actuator.account import Known
-from services.actuator.effects import COMPACT, EVICT, Command
+from services.actuator.effects import MOVES, Command
 from services.actuator.leases import BUDGET_EXHAUSTED, CLASS_FORBIDS, ENGINE_REFUSED, NONE, RHO_SLACK
 
 HOLD: Final = int(Action.HOLD)
@@ -78,13 +78,14 @@ def _with_effect(outcome: WorkerOutcome, effect: Receipt) -> WorkerOutcome:
 
 def _judge(action: WorkerAction, command: Command | None, done: Done) -> tuple[int, int, int]:
     """Status, executed action and refusal. What the engine did counts, also beside something it refused."""
-    moves = action.action == COMPACT or action.action == EVICT
     if command is None:
         return REFUSED, HOLD, done.refusal
-    took = done.quota is not None and abs(done.quota.rho - command.rho) <= RHO_SLACK
-    executed = action.action if (done.moved is not None if moves else took) else HOLD
-    if done.refusal != NONE:
-        return REFUSED, executed, done.refusal
+    chosen, refusal = action.action, done.refusal
+    moves = chosen in MOVES
+    took = done.quota is not None and -RHO_SLACK <= done.quota.rho - command.rho <= RHO_SLACK
+    executed = chosen if (done.moved is not None if moves else took) else HOLD
+    if refusal != NONE:
+        return REFUSED, executed, refusal
     if moves and done.moved is None:
         return DEFERRED, executed, BUDGET_EXHAUSTED
     if command.rho < action.target_rho - RHO_SLACK:

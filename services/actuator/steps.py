@@ -103,7 +103,8 @@ class NodeSteps:
         for member in present:
             if member.pending:
                 outcomes += await self._complete(member, batch)
-            t_ns = max(t_ns, member.engine.t_ns)
+            if member.engine.t_ns > t_ns:
+                t_ns = member.engine.t_ns
         return OutcomeBatch(self.node, batch.boot_id, batch.step, SCHEMA_VERSION, t_ns, tuple(outcomes))
 
     async def close(self) -> None:
@@ -191,12 +192,13 @@ class NodeSteps:
         known, engine, command = member.known, member.engine, member.known.command
         if command is not None and (command.compact_bytes or command.evict_bytes):
             await self._move(action, member, command, done, span)
+        order = _quota(batch, action, command, known)
         try:
             if span.recording:
                 with span.child("quota", {"tidegate.worker": action.worker}):
-                    done.quota = await engine.set_quota(_quota(batch, action, command, known))
+                    done.quota = await engine.set_quota(order)
             else:
-                done.quota = await engine.set_quota(_quota(batch, action, command, known))
+                done.quota = await engine.set_quota(order)
             self.account.receipt(known, done.quota)
         except EngineRefused as error:
             if done.refusal == NONE:

@@ -38,6 +38,10 @@ PING_INTERVAL_S: Final = 5
 SEND_LIMIT_BYTES: Final = 32 * 1024 * 1024
 """Bytes that wait for the socket; beyond it messages are dropped, since late ones are useless."""
 
+YIELD_AT_BYTES: Final = 4 * 1024 * 1024
+"""Bytes that wait for the socket from which a publisher lets the event loop turn, so that a burst larger than
+the socket's buffer is sent and not dropped."""
+
 ACK_WAIT_S: Final = 10.0
 DUPLICATE_WINDOW_S: Final = 120.0
 STREAM_NAME_IN_USE: Final = 10058
@@ -115,6 +119,8 @@ class NatsBus:
         if len(data) > client.max_payload:
             raise BusError(f"{subject}: {len(data)} bytes, the server takes {client.max_payload}")
         self._wire.publish(subject, data, headers=headers)
+        if self._wire.waiting_bytes > YIELD_AT_BYTES:
+            await asyncio.sleep(0)
 
     async def subscribe(
         self,

@@ -80,7 +80,7 @@ async def test_each_step_is_one_trace_through_all_processes(loop: RunningLoop, r
 
 def _step(spans: Trace) -> int:
     attributes = {one.key: one.value.int_value for one in spans["telemetry sample"][0][1].attributes}
-    return attributes["tidegate.step"]
+    return int(attributes["tidegate.step"])
 
 
 def _boot_is(spans: Trace) -> bool:

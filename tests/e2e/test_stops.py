@@ -67,8 +67,9 @@ async def test_featurizer_holds_its_workers_until_windows_are_full_again(loop: R
 
 
 async def test_learner_counts_every_transition_once_across_a_kill(loop: RunningLoop) -> None:
-    folder = loop.folder / "learner"
-    newest = lambda: next(iter(checkpoint.load(folder).usable), None)  # noqa: E731
+    def newest() -> checkpoint.Checkpoint | None:
+        return next(iter(checkpoint.load(loop.folder / "learner").usable), None)
+
     await loop.until(newest, "a checkpoint is written")
     await loop.end("learner", signal.SIGKILL)
     at_kill = newest()

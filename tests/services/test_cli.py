@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from services import cli
-from services.errors import UserError
+from services.errors import BusUnavailable, UserError
 
 MINUTE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:17:{second:02d}.0000000,{100 + second},{10 + second}\n" for second in range(60)
@@ -134,9 +134,15 @@ def test_trace_info_of_a_bad_file_gives_line_and_column(capsys: pytest.CaptureFi
 
 def test_bench_engine_writes_its_figures_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "engine.json"
-    assert cli.main(["bench", "engine", "--steps", "3", "--json", str(file)]) == 0
+    assert cli.main(["bench", "engine", "--steps", "10", "--json", str(file)]) == 0
     assert json.loads(file.read_text()) == json.loads(capsys.readouterr().out)
     assert {path.name for path in tmp_path.iterdir()} == {"engine.json"}
+
+
+def test_figures_that_cannot_be_written_are_told_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["bench", "engine"], ["bench", "loop"]):
+        assert cli.main([*command, "--json", "absent/figures.json"]) == 2
+        assert "absent" in said(capsys)
 
 
 def test_ctrl_c_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +151,17 @@ def test_ctrl_c_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cli, "_trace_info", interrupted)
     assert cli.main(["trace", "info", "any"]) == 130
+
+
+def test_a_failure_on_purpose_is_told_without_a_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(_: object) -> None:
+        raise BusUnavailable("nats-server ended with code 1: no space left on device")
+
+    monkeypatch.setattr(cli, "_trace_info", failing)
+    assert cli.main(["trace", "info", "any"]) == 1
+    assert "no space left" in said(capsys)
 
 
 def test_a_user_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

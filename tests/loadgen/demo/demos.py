@@ -86,7 +86,7 @@ class Demo:
 def _has(process: psutil.Process, mark: str) -> bool:
     name, _, value = mark.partition("=")
     try:
-        return process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE)
     except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
         return False
 

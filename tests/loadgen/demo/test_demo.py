@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import pytest_asyncio
-from google.protobuf.json_format import ParseDict
+from google.protobuf.json_format import ParseDict  # type: ignore[import-untyped]
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from loadgen.demo.options import DemoOptions
@@ -51,7 +51,7 @@ class Finished(NamedTuple):
 async def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("demo")
     files = ("--json", str(folder / "demo.json"), "--trace-out", str(folder / "spans.jsonl"))
-    async with Demo(*WHAT, "--policy", "dqn", "--speed", "15", *files) as demo:
+    async with Demo(*WHAT, "--policy", "dqn", "--speed", "25", *files) as demo:
         await demo.until_it_runs()
         port = demo.server_port()
         out, err = await demo.output()
@@ -140,7 +140,7 @@ async def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
 
 
 async def test_ctrl_c_while_it_prepares(tmp_path: Path) -> None:
-    async with Demo("--duration", "600000", "--workload", "mixed", "--json", str(tmp_path / "demo.json")) as demo:
+    async with Demo("--duration", "100000", "--workload", "mixed", "--json", str(tmp_path / "demo.json")) as demo:
         assert demo.process.stdout is not None
         line = await demo.process.stdout.readline()
         assert b"preparing" in line

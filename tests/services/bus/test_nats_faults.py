@@ -86,6 +86,7 @@ async def test_a_producer_that_repeats_its_last_ten_after_the_restart_stores_the
     nats_bus: NatsBus, server: EmbeddedServer, reading: Reader
 ) -> None:
     await publish_ten(nats_bus, 0)
+    await reading.until(10)  # what is under way at the kill comes again later, in no promised order
     await restart(server, nats_bus, reading.bus)
     await publish_ten(nats_bus, 0)
     await publish_ten(nats_bus, 10)
