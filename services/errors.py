@@ -9,7 +9,8 @@ TidegateError
 ├── ProtocolError         the engine protocol on a node's Unix socket
 │   ├── EngineUnreachable socket missing, refused, closed or silent
 │   └── EngineRefused     the engine understood and said no
-└── PolicyError           weights or a policy that must not act
+├── PolicyError           weights or a policy that must not act
+└── MemoryPlaneError      pool, planner, mover or tier; its kinds are in services/actuator/memory/errors.py
 
 Beside it, ``schemas.codec.DecodeError`` is a ValueError, because schemas know no service.
 Each error carries its numbers as attributes and builds its own message.
@@ -81,3 +82,7 @@ class EngineRefused(ProtocolError):
 
 class PolicyError(TidegateError):
     """Weights or a policy that must not act."""
+
+
+class MemoryPlaneError(TidegateError):
+    """The memory plane was asked for something impossible; the state is as it was."""

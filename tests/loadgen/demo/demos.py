@@ -46,8 +46,11 @@ class Demo:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for process in self.left():
+        left = self.left()
+        for process in left:
             process.kill()
+        # The demo's own exit is asyncio's to collect.
+        psutil.wait_procs([process for process in left if process.pid != self.process.pid], timeout=5.0)
         if self.process.returncode is None:
             await self.process.communicate()
         shutil.rmtree(self.folder, ignore_errors=True)
