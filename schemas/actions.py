@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
-from schemas.codec import Codec
+from schemas.codec import Codec, DecodeError, matrix_rows, pack_row, unpack_row
+from schemas.identity import SCHEMA_VERSION, action_id
 
 
 class Action(enum.IntEnum):
@@ -68,16 +70,100 @@ class Hold(enum.IntEnum):
     PAUSED = 7
 
 
-class ShadowDecision(msgspec.Struct, frozen=True, array_like=True):
-    """What a policy that does not act would have done."""
+class ShadowDecisions(msgspec.Struct, frozen=True, array_like=True):
+    """What a policy that does not act would have done; rows of held workers mean nothing."""
+
+    policy: str
+    actions: bytes
+    """uint8 [workers]."""
+    q_values: bytes = b""
+    """float32 [workers, actions], empty when the policy has none."""
+
+
+class ActionBatch(msgspec.Struct, frozen=True, array_like=True):
+    """All of a node's commands for a step, a column a field; numbers little-endian, rows in ``workers``' order.
+
+    Commands are absolute, so that a repeat does nothing. ``schemas.identity.action_id`` gives each its id.
+    """
+
+    node: str
+    boot_id: int
+    step: int
+    schema_version: int
+    t_ns: int
+    workers: tuple[str, ...]
+    policy_version: str
+    deadline_ns: int
+    """Node clock; later arrival is refused. The same for all workers."""
+    lease_ns: int
+    """Node clock; when it passes unrenewed, the engines return to rho 1.0 by themselves."""
+    policies: tuple[str, ...]
+    """Names of the behaviour policies that chose these actions."""
+    policy_index: bytes
+    """uint8 [workers]: each worker's place in ``policies``; empty when there is one policy for all."""
+    actions: bytes
+    """uint8 [workers]: an :class:`Action` each."""
+    target_rho: bytes
+    """float64 [workers]: multiple of Q0."""
+    target_max_running: bytes
+    """int64 [workers]: requests."""
+    base_generations: bytes
+    """int64 [workers]: the generation each decision was made on; an engine refuses it once its own is newer."""
+    probabilities: bytes
+    """float32 [workers]: with which the behaviour policy chose the action, 0 to 1."""
+    masks: bytes
+    """uint8 [workers]: allowed actions, bit k is action k."""
+    mask_reasons: bytes
+    """uint8 [workers, actions]: a :class:`MaskReason` each."""
+    holds: bytes
+    """uint8 [workers]: a :class:`Hold` each."""
+    q_values: bytes = b""
+    """float32 [workers, actions], empty when the policy has none; rows of held workers mean nothing."""
+    shadows: tuple[ShadowDecisions, ...] = ()
+
+
+ACTION_BATCH: Final = Codec(ActionBatch)
+
+
+class Columns(NamedTuple):
+    """The columns of an ActionBatch that are no bytes of one number each, as Python numbers: for the handful of
+    workers of a node that costs less than arrays do."""
+
+    target_rho: tuple[float, ...]
+    target_max_running: tuple[int, ...]
+    base_generations: tuple[int, ...]
+
+
+def columns_of(batch: ActionBatch) -> Columns:
+    """Numbers of a batch whose parts agree; DecodeError (``bad_shape``) when they do not."""
+    rows = len(batch.workers)
+    if (
+        not len(batch.actions) == len(batch.masks) == len(batch.holds) == rows
+        or not len(batch.target_rho) == len(batch.target_max_running) == len(batch.base_generations) == 8 * rows
+        or len(batch.probabilities) != 4 * rows
+        or len(batch.policy_index) not in (0, rows)
+        or (rows and max(batch.policy_index, default=0) >= len(batch.policies))
+    ):
+        raise DecodeError("ActionBatch", "bad_shape", f"columns that do not fit {rows} workers")
+    if (rows and len(batch.mask_reasons) % rows) or (rows == 0) != (not batch.mask_reasons):
+        raise DecodeError("ActionBatch", "bad_shape", f"{len(batch.mask_reasons)} reasons for {rows} workers")
+    return Columns(
+        unpack_row(batch.target_rho, "d"),
+        unpack_row(batch.target_max_running, "q"),
+        unpack_row(batch.base_generations, "q"),
+    )
+
+
+class ShadowDecision(NamedTuple):
+    """One worker's part of a :class:`ShadowDecisions`."""
 
     policy: str
     action: int
     q_values: tuple[float, ...] = ()
 
 
-class WorkerAction(msgspec.Struct, frozen=True, array_like=True):
-    """One worker's command: absolute, so that a repeat does nothing."""
+class WorkerAction(NamedTuple):
+    """One worker's row of an :class:`ActionBatch`; the fields are explained there."""
 
     worker: str
     action_id: str
@@ -85,32 +171,82 @@ class WorkerAction(msgspec.Struct, frozen=True, array_like=True):
     target_rho: float
     target_max_running: int
     base_generation: int
-    """The generation the decision was made on; the engine refuses it once its own is newer."""
     deadline_ns: int
-    """Node clock; later arrival is refused."""
     lease_ns: int
-    """Node clock; when it passes unrenewed, the engine returns to rho 1.0 by itself."""
     policy: str
     probability: float
-    """With which the behaviour policy chose this action, 0 to 1."""
     mask: int
     mask_reasons: tuple[int, ...]
-    """One :class:`MaskReason` per action."""
     hold: int = 0
     q_values: tuple[float, ...] = ()
     shadows: tuple[ShadowDecision, ...] = ()
 
 
-class ActionBatch(msgspec.Struct, frozen=True, array_like=True):
-    """All of a node's commands for a step."""
+def actions_of(batch: ActionBatch) -> list[WorkerAction]:
+    """The batch by worker, for screens, tests and whoever is in no hurry; DecodeError as :func:`columns_of`."""
+    columns = columns_of(batch)
+    rows = len(batch.workers)
+    if any(len(shadow.actions) != rows for shadow in batch.shadows):
+        raise DecodeError("ActionBatch", "bad_shape", f"shadow decisions that do not fit {rows} workers")
+    probabilities = unpack_row(batch.probabilities, "f")
+    reasons = [tuple(row) for row in matrix_rows(batch.mask_reasons, "u1", rows, "ActionBatch")]
+    q_values = matrix_rows(batch.q_values, "<f4", rows, "ActionBatch")
+    shadow_q = [matrix_rows(shadow.q_values, "<f4", rows, "ActionBatch") for shadow in batch.shadows]
+    return [
+        WorkerAction(
+            worker,
+            action_id(worker, batch.boot_id, batch.step),
+            batch.actions[k],
+            columns.target_rho[k],
+            columns.target_max_running[k],
+            columns.base_generations[k],
+            batch.deadline_ns,
+            batch.lease_ns,
+            batch.policies[batch.policy_index[k] if batch.policy_index else 0],
+            probabilities[k],
+            batch.masks[k],
+            reasons[k],
+            batch.holds[k],
+            () if batch.holds[k] else q_values[k],
+            ()
+            if batch.holds[k]
+            else tuple(
+                ShadowDecision(shadow.policy, shadow.actions[k], q[k])
+                for shadow, q in zip(batch.shadows, shadow_q, strict=True)
+            ),
+        )
+        for k, worker in enumerate(batch.workers)
+    ]
 
-    node: str
-    boot_id: int
-    step: int
-    schema_version: int
-    t_ns: int
-    actions: tuple[WorkerAction, ...]
-    policy_version: str = ""
 
-
-ACTION_BATCH: Final = Codec(ActionBatch)
+def action_batch(
+    node: str, boot_id: int, step: int, t_ns: int, rows: Sequence[WorkerAction], policy_version: str = ""
+) -> ActionBatch:
+    """The batch of these rows, without their Q values and shadows. ValueError when they name more than one
+    deadline or lease: a batch has one of each."""
+    instants = {(row.deadline_ns, row.lease_ns) for row in rows}
+    if len(instants) > 1:
+        raise ValueError(f"deadlines and leases {sorted(instants)}: expected one pair for the whole batch")
+    deadline_ns, lease_ns = instants.pop() if instants else (t_ns, t_ns)
+    policies = tuple(dict.fromkeys(row.policy for row in rows))
+    return ActionBatch(
+        node,
+        boot_id,
+        step,
+        SCHEMA_VERSION,
+        t_ns,
+        tuple(row.worker for row in rows),
+        policy_version,
+        deadline_ns,
+        lease_ns,
+        policies,
+        b"" if len(policies) < 2 else bytes(policies.index(row.policy) for row in rows),
+        bytes(row.action for row in rows),
+        pack_row([row.target_rho for row in rows], "d"),
+        pack_row([row.target_max_running for row in rows], "q"),
+        pack_row([row.base_generation for row in rows], "q"),
+        pack_row([row.probability for row in rows], "f"),
+        bytes(row.mask for row in rows),
+        b"".join(bytes(row.mask_reasons) for row in rows),
+        bytes(row.hold for row in rows),
+    )

@@ -57,6 +57,15 @@ def parse_worker_id(text: str) -> WorkerName:
     return WorkerName(NodeId(parts[0]), int(parts[1]), parts[2])
 
 
+def parse_action_id(text: str) -> tuple[WorkerId, Order]:
+    """Worker and order of an action; ValueError says what was found."""
+    worker, _, order = text.rpartition("@")
+    boot_id, _, step = order.partition(".")
+    if not worker or not boot_id.isdigit() or not step.isdigit():
+        raise ValueError(f"action id {text!r}: expected <worker>@<boot>.<step>, for example n0/0/w0@17.4")
+    return WorkerId(worker), Order(int(boot_id), int(step))
+
+
 def action_id(worker: str, boot_id: int, step: int) -> ActionId:
     """The id of the one action a worker gets in a step: a repeat of the step repeats the id."""
     return ActionId(f"{worker}@{boot_id}.{step}")

@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from loadgen.bench.hops import BareHops
 from loadgen.demo.processes import Processes
 from loadgen.demo.ready import metrics_text, until_ready
-from schemas.actions import ACTION_BATCH, ActionBatch, WorkerAction
+from schemas.actions import ACTION_BATCH, WorkerAction, action_batch
 from schemas.features import FEATURE_COUNT, FEATURE_HASH
 from schemas.identity import SCHEMA_VERSION, STEP_S, worker_id
 from schemas.metrics import METRICS
@@ -207,9 +207,9 @@ def payload_bytes(per_node: int) -> tuple[int, int, int]:
     sample = NodeSample(*head, workers, zeros, zeros, bytes(8 * len(METRICS) * per_node), "synthetic")
     features = bytes(4 * FEATURE_COUNT * per_node)
     state = StateBatch(*head, FEATURE_HASH, workers, zeros, zeros, zeros, features)
-    actions = tuple(
+    actions = [
         WorkerAction(one, f"{one}@{_STAMP}.1000", 0, 1.0, 256, 0, _STAMP, _STAMP, "heuristic", 1.0, 31, (0, 0, 0, 0, 0))
         for one in workers
-    )
-    action = ActionBatch(*head, actions, "heuristic")
+    ]
+    action = action_batch(node, _STAMP, 1000, _STAMP, actions, "heuristic")
     return len(NODE_SAMPLE.encode(sample)), len(STATE_BATCH.encode(state)), len(ACTION_BATCH.encode(action))

@@ -10,10 +10,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from schemas.actions import ACTION_BATCH, ACTION_COUNT, Action, Hold, MaskReason, WorkerAction
+from schemas.actions import ACTION_BATCH, ACTION_COUNT, Action, Hold, MaskReason, WorkerAction, actions_of
 from schemas.codec import DecodeError
 from schemas.metrics import COLUMN
-from schemas.outcomes import OUTCOME_BATCH, Refusal, Status, WorkerOutcome
+from schemas.outcomes import OUTCOME_BATCH, Refusal, Status, WorkerOutcome, outcomes_of
 from schemas.subjects import wildcard
 from schemas.telemetry import NODE_SAMPLE, metrics_of
 from services.bus import Bus, Message, Subscription
@@ -80,12 +80,13 @@ class LiveView:
         for message in messages:
             try:
                 batch = ACTION_BATCH.decode(message.data)
+                actions = actions_of(batch)
             except DecodeError:
                 self.undecoded += 1
                 continue
             if batch.policy_version and batch.policy_version not in self.policy_versions:
                 self.policy_versions.append(batch.policy_version)
-            for action in batch.actions:
+            for action in actions:
                 row = self.workers.setdefault(action.worker, WorkerRow())
                 row.action = Action(action.action).name.lower()
                 row.requested_rho = action.target_rho
@@ -96,11 +97,11 @@ class LiveView:
     async def _outcomes(self, messages: list[Message]) -> None:
         for message in messages:
             try:
-                batch = OUTCOME_BATCH.decode(message.data)
+                outcomes = outcomes_of(OUTCOME_BATCH.decode(message.data))
             except DecodeError:
                 self.undecoded += 1
                 continue
-            for outcome in batch.outcomes:
+            for outcome in outcomes:
                 self.workers.setdefault(outcome.worker, WorkerRow()).refused = refusal_of(outcome)
 
     def render(self, headline: str) -> Group:

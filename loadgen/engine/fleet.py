@@ -18,6 +18,7 @@ from loadgen.engine.build import build
 from loadgen.engine.calibration import coefficients, reference_tokens_per_s
 from loadgen.engine.gauges import gauges, idle_sessions
 from loadgen.engine.records import Phase, State
+from loadgen.engine.relocation import FREE, owners, relocate
 from loadgen.engine.report import Results
 from loadgen.engine.specs import FleetConfig
 from loadgen.engine.stepper import advance, obey, premap, refresh_floors
@@ -183,6 +184,30 @@ class Fleet:
             groups_empty=int(((groups["free"] == full) & (groups["mapped"] == 1)).sum()),
             idle=idle,
         )
+
+    def owners(self, worker: int) -> tuple[I8, npt.NDArray[np.uint8]]:
+        """Who holds each block of one worker: int64 [groups x blocks per group], a sequence's number, -1 for free, -2
+        for a block of a group that is not mapped; and uint8 alike, 1 where a transfer pins the block."""
+        row = self.state.worker[worker]
+        out = np.empty(int(row["groups"] * row["bpg"]), np.int64)
+        pinned = np.empty(len(out), np.uint8)
+        owners(self.state, worker, out, pinned)
+        return out, pinned
+
+    def relocate(self, worker: int, moves: I8) -> int:
+        """Re-point int64 [n, 2] (source, destination) blocks of one worker and give emptied groups back to the card;
+        the groups freed. ValueError, with nothing changed, for a source that nobody holds or a transfer pins and for
+        a destination that is not free."""
+        held, pinned = self.owners(worker)
+        inside = (moves >= 0).all() and (moves < len(held)).all()
+        if not inside or len(np.unique(moves)) != moves.size:
+            raise ValueError(f"{len(moves)} moves on {len(held)} blocks: expected each block once and inside")
+        sources, destinations = moves[:, 0], moves[:, 1]
+        wrong = (held[sources] < 0) | (pinned[sources] != 0) | (held[destinations] != FREE)
+        if wrong.any():
+            at = int(np.flatnonzero(wrong)[0])
+            raise ValueError(f"move {at}, {moves[at].tolist()}: source not held or pinned, or destination not free")
+        return int(relocate(self.state, worker, np.ascontiguousarray(moves), held[sources]))
 
     def results(self) -> Results:
         """What became of every request so far."""

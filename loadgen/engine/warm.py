@@ -5,6 +5,8 @@ Takes about a minute of one core after a change of the engine's sources, a secon
 
 from __future__ import annotations
 
+import numpy as np
+
 from loadgen.engine.fleet import Fleet
 from loadgen.engine.specs import FleetConfig
 from loadgen.requests import empty_table
@@ -17,6 +19,8 @@ def warm() -> None:
     fleet.advance()
     fleet.metrics()
     fleet.snapshot(0)
+    fleet.owners(0)
+    fleet.relocate(0, np.empty((0, 2), np.int64))
 
 
 if __name__ == "__main__":

@@ -93,6 +93,11 @@ class Card:
         self._basis = basis if complete and not moves else None
 
     @property
+    def quiet(self) -> bool:
+        """Whether the next plan gives the same commands to the same targets, as long as nobody maps or frees."""
+        return self._basis is not None and self.scale == 1.0 and not self.troubled
+
+    @property
     def complete(self) -> bool:
         """Whether every worker expected here was described: only then free memory is known."""
         return None not in self.members.values()

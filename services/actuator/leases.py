@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from schemas.actions import ACTION_COUNT, MAX_RUNNING_HIGH, MAX_RUNNING_LOW, RHO_MAX, RHO_MIN, Action, WorkerAction
+from schemas.actions import ACTION_COUNT, MAX_RUNNING_HIGH, MAX_RUNNING_LOW, RHO_MAX, RHO_MIN, Action, MaskReason
 from schemas.identity import Order
 from schemas.outcomes import Refusal
 
@@ -21,6 +21,7 @@ _RHO_HIGH: Final = RHO_MAX + RHO_SLACK
 
 # Plain numbers, since the checks run for every worker and step: naming an enum's member costs as much as a check.
 EVICT: Final = int(Action.EVICT)
+LATENCY_AT_LIMIT: Final = int(MaskReason.LATENCY_AT_LIMIT)
 NONE: Final = int(Refusal.NONE)
 LATE: Final = int(Refusal.LATE)
 OUT_OF_RANGE: Final = int(Refusal.OUT_OF_RANGE)
@@ -60,7 +61,13 @@ class Orders:
 
 
 def refusal_of(
-    action: WorkerAction,
+    action: int,
+    target_rho: float,
+    target_max_running: int,
+    base_generation: int,
+    deadline_ns: int,
+    lease_ns: int,
+    *,
     t_ns: int,
     generation: int,
     swap_allowed: bool,
@@ -70,18 +77,18 @@ def refusal_of(
     """Why a command must not act at node clock ``t_ns`` on a worker whose quota has ``generation``: a Refusal's
     number, 0 if it may. The engine checks the same again: the actuator's view may be a moment old."""
     if not (
-        0 <= action.action < ACTION_COUNT
-        and _RHO_LOW <= action.target_rho <= _RHO_HIGH
-        and MAX_RUNNING_LOW <= action.target_max_running <= MAX_RUNNING_HIGH
-        and action.base_generation >= 0
+        0 <= action < ACTION_COUNT
+        and _RHO_LOW <= target_rho <= _RHO_HIGH
+        and MAX_RUNNING_LOW <= target_max_running <= MAX_RUNNING_HIGH
+        and base_generation >= 0
     ):
         return OUT_OF_RANGE
-    if t_ns > action.deadline_ns or t_ns >= action.lease_ns:
+    if t_ns > deadline_ns or t_ns >= lease_ns:
         return LATE
-    if action.base_generation < generation:
+    if base_generation < generation:
         return OLDER_GENERATION
-    if not swap_allowed and action.action == EVICT:
+    if not swap_allowed and action == EVICT:
         return CLASS_FORBIDS
-    if action.target_rho * q0_bytes < floor_bytes:
+    if target_rho * q0_bytes < floor_bytes:
         return BELOW_FLOOR
     return NONE

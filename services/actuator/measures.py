@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.outcomes import OutcomeKind, WorkerOutcome
+from schemas.outcomes import OutcomeBatch
 from services.actuator.leases import ENGINE_UNREACHABLE, UNKNOWN_WORKER
-from services.actuator.results import ACCEPTED, CLIPPED, DEFERRED
+from services.actuator.results import ACCEPTED, CLIPPED, DEFERRED, REFUSED
 
-COMPLETION = int(OutcomeKind.COMPLETION)
 RECENT = 200_000
 """Latencies kept for a benchmark, the newest ones."""
 
@@ -34,26 +32,23 @@ class Counts(msgspec.Struct):
     unreachable: int = 0
     unknown_workers: int = 0
 
-    def outcomes(self, outcomes: Sequence[WorkerOutcome]) -> None:
-        """Count a batch's outcomes."""
-        statuses = [one.status for one in outcomes]
+    def outcomes(self, batch: OutcomeBatch) -> None:
+        """Count a batch's outcomes: its completions, and the receipts by what became of them."""
+        statuses, refusals = batch.statuses, batch.refusals
+        if batch.completions:
+            self.completions += len(batch.completions)
+            ended = {one.row for one in batch.completions}
+            receipts = [row for row in range(len(statuses)) if row not in ended]
+            statuses, refusals = bytes(statuses[row] for row in receipts), bytes(refusals[row] for row in receipts)
         accepted = statuses.count(ACCEPTED)
-        if accepted == len(statuses) and not any([one.kind for one in outcomes]):  # noqa: C419  # a list is faster
-            self.accepted += accepted
+        self.accepted += accepted
+        if accepted == len(statuses):
             return
-        for one in outcomes:
-            if one.kind == COMPLETION:
-                self.completions += 1
-            elif one.status == ACCEPTED:
-                self.accepted += 1
-            elif one.status == CLIPPED:
-                self.clipped += 1
-            elif one.status == DEFERRED:
-                self.deferred += 1
-            else:
-                self.refused += 1
-                self.unreachable += one.refusal == ENGINE_UNREACHABLE
-                self.unknown_workers += one.refusal == UNKNOWN_WORKER
+        self.clipped += statuses.count(CLIPPED)
+        self.deferred += statuses.count(DEFERRED)
+        self.refused += statuses.count(REFUSED)
+        self.unreachable += refusals.count(ENGINE_UNREACHABLE)
+        self.unknown_workers += refusals.count(UNKNOWN_WORKER)
 
 
 class Latencies:

@@ -1,4 +1,4 @@
-"""From what an engine did with a command to the WorkerOutcome that says so. Pure.
+"""From what an engine did with a command to the OutcomeBatch that says so. Pure.
 
 Requested and effective stay apart: an outcome's quota is what the engine reported in force, and the executed
 action is ``hold`` whenever the engine does not show the effect.
@@ -6,13 +6,22 @@ action is ``hold`` whenever the engine does not show the effect.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
-from schemas.actions import Action, WorkerAction
+from schemas.actions import Action, ActionBatch, Columns
+from schemas.codec import pack_row
 from schemas.engine import Receipt
-from schemas.outcomes import OutcomeKind, Status, WorkerOutcome
+from schemas.identity import SCHEMA_VERSION
+from schemas.outcomes import (
+    Effect,
+    OutcomeBatch,
+    OutcomeKind,
+    Status,
+    WorkerOutcome,
+    outcome_batch,
+    outcomes_of,
+)
 from services.actuator.account import Known
 from services.actuator.effects import MOVES, Command
 from services.actuator.leases import BUDGET_EXHAUSTED, CLASS_FORBIDS, ENGINE_REFUSED, NONE, RHO_SLACK
@@ -22,73 +31,115 @@ ACCEPTED: Final = int(Status.ACCEPTED)
 CLIPPED: Final = int(Status.CLIPPED)
 DEFERRED: Final = int(Status.DEFERRED)
 REFUSED: Final = int(Status.REFUSED)
-_RECEIPT: Final = int(OutcomeKind.RECEIPT)
 
 
-class Done(msgspec.Struct):
-    """What one worker's engine said in a step."""
+class Results:
+    """The outcome columns of a batch, filled in while its engines answer.
 
-    refusal: int = NONE
-    detail: str = ""
-    moved: Receipt | None = None
-    """Answer to compact or evict."""
-    quota: Receipt | None = None
-    """Answer to set_quota; None when it was refused or never came."""
+    They begin as what nearly all commands come to (accepted, executed as asked); :meth:`settle` is told of every
+    command that may have come to something else.
+    """
+
+    def __init__(self, batch: ActionBatch, columns: Columns) -> None:
+        rows = len(batch.workers)
+        self.refusals = bytearray(rows)
+        """A Refusal each: of the planner's at first, the engines' may follow."""
+        self._batch = batch
+        self._target_rho = columns.target_rho
+        self._statuses = bytearray(rows)
+        self._executed = bytearray(batch.actions)
+        self._effects: list[Effect] = []
+        self._details: dict[int, str] = {}
+
+    def explain(self, row: int, detail: str) -> None:
+        """Words for a row; empty ones are none."""
+        if detail:
+            self._details[row] = detail
+
+    def settle(self, row: int, command: Command | None, moved: Receipt | None, quota: Receipt | None) -> None:
+        """Judge a command. ``command`` None: it was never made; ``moved``: the answer to compact or evict;
+        ``quota``: to set_quota, None when it was refused or never came."""
+        action, target_rho, refusal = self._batch.actions[row], self._target_rho[row], self.refusals[row]
+        judged = judge(action, target_rho, command, refusal, moved, quota)
+        self._statuses[row], self._executed[row], self.refusals[row] = judged
+        if moved is not None:
+            self._effects.append(effect_of(row, moved))
+
+    def batch(self, node: str, t_ns: int, known: Sequence[Known | None]) -> OutcomeBatch:
+        """The receipts: what was asked is echoed, what is in force is what ``known`` says, which follows the
+        engines' answers; None: nobody knows the worker."""
+        asked = self._batch
+        return OutcomeBatch(
+            node,
+            asked.boot_id,
+            asked.step,
+            SCHEMA_VERSION,
+            t_ns,
+            asked.workers,
+            asked.policies,
+            asked.policy_index,
+            bytes(self._statuses),
+            asked.actions,
+            bytes(self._executed),
+            bytes(self.refusals),
+            asked.target_rho,
+            pack_row([one.rho if one is not None else 0.0 for one in known], "d"),
+            pack_row([one.generation if one is not None else 0 for one in known], "q"),
+            pack_row([one.max_running if one is not None else 0 for one in known], "q"),
+            pack_row([one.soft_bytes if one is not None else 0 for one in known], "q"),
+            pack_row([one.hard_bytes if one is not None else 0 for one in known], "q"),
+            asked.probabilities,
+            asked.masks,
+            asked.holds,
+            tuple(self._effects),
+            (),
+            self._details,
+        )
 
 
-def outcome_of(action: WorkerAction, command: Command | None, done: Done, known: Known | None) -> WorkerOutcome:
-    """The receipt of a command. ``command`` None: it was never made; ``known`` None: nobody knows the worker."""
-    status, executed, refusal = _judge(action, command, done)
-    rho, generation, max_running, soft, hard = 0.0, 0, 0, 0, 0
-    if known is not None:  # it follows the engine's answers
-        rho, generation, max_running = known.rho, known.generation, known.max_running
-        soft, hard = known.soft_bytes, known.hard_bytes
-    outcome = WorkerOutcome(
-        action.worker, action.action_id, _RECEIPT, status, action.action, executed, refusal, action.target_rho,
-        rho, generation, max_running, action.policy, action.probability, action.mask, action.hold, soft, hard,
-        detail=done.detail,
-    )  # fmt: skip
-    return outcome if done.moved is None else _with_effect(outcome, done.moved)
+def completed(batch: OutcomeBatch, ended: Sequence[WorkerOutcome]) -> OutcomeBatch:
+    """The receipts of a step and, after them, the later words on effects of earlier ones."""
+    rows = [*outcomes_of(batch), *ended]
+    return outcome_batch(batch.node, batch.boot_id, batch.step, batch.t_ns, rows)
 
 
 def completion_of(receipt: WorkerOutcome, effect: Receipt, known: Known, detail: str = "") -> WorkerOutcome:
     """The later word on an effect that outlasted its step, by the action's id."""
-    return msgspec.structs.replace(
-        _with_effect(receipt, effect),
+    return receipt._replace(
         kind=int(OutcomeKind.COMPLETION),
         effective_rho=known.rho,
         effective_generation=known.generation,
         effective_max_running=known.max_running,
         quota_soft_bytes=known.soft_bytes,
         quota_hard_bytes=known.hard_bytes,
-        detail=detail or effect.detail,
-    )
-
-
-def _with_effect(outcome: WorkerOutcome, effect: Receipt) -> WorkerOutcome:
-    return msgspec.structs.replace(
-        outcome,
         compacted_bytes=effect.compacted_bytes,
         evicted_bytes=effect.evicted_bytes,
         prefetched_bytes=effect.prefetched_bytes,
         pages_freed=effect.pages_freed,
         pause_us=effect.pause_us,
+        detail=detail or effect.detail,
     )
 
 
-def _judge(action: WorkerAction, command: Command | None, done: Done) -> tuple[int, int, int]:
+def effect_of(row: int, said: Receipt) -> Effect:
+    """The bytes in a receipt."""
+    return Effect(row, said.compacted_bytes, said.evicted_bytes, said.prefetched_bytes, said.pages_freed, said.pause_us)
+
+
+def judge(
+    action: int, target_rho: float, command: Command | None, refusal: int, moved: Receipt | None, quota: Receipt | None
+) -> tuple[int, int, int]:
     """Status, executed action and refusal. What the engine did counts, also beside something it refused."""
     if command is None:
-        return REFUSED, HOLD, done.refusal
-    chosen, refusal = action.action, done.refusal
-    moves = chosen in MOVES
-    took = done.quota is not None and -RHO_SLACK <= done.quota.rho - command.rho <= RHO_SLACK
-    executed = chosen if (done.moved is not None if moves else took) else HOLD
+        return REFUSED, HOLD, refusal
+    moves = action in MOVES
+    took = quota is not None and -RHO_SLACK <= quota.rho - command.rho <= RHO_SLACK
+    executed = action if (moved is not None if moves else took) else HOLD
     if refusal != NONE:
         return REFUSED, executed, refusal
-    if moves and done.moved is None:
+    if moves and moved is None:
         return DEFERRED, executed, BUDGET_EXHAUSTED
-    if command.rho < action.target_rho - RHO_SLACK:
+    if command.rho < target_rho - RHO_SLACK:
         return CLIPPED, executed, CLASS_FORBIDS
     if not took:
         return CLIPPED, executed, ENGINE_REFUSED

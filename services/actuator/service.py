@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from prometheus_client import Histogram
 
-from schemas.actions import ACTION_BATCH, ActionBatch
+from schemas.actions import ACTION_BATCH, ActionBatch, Columns, columns_of
 from schemas.codec import DecodeError
 from schemas.outcomes import OUTCOME_BATCH
 from schemas.subjects import subject, wildcard
@@ -72,7 +72,7 @@ class _Node:
     def __init__(self, name: str, steps: NodeSteps) -> None:
         self.steps = steps
         self.outcome_subject = subject("outcome", name)
-        self.waiting: tuple[ActionBatch, Message] | None = None
+        self.waiting: tuple[ActionBatch, Columns, Message] | None = None
         self.arrived = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -183,6 +183,7 @@ class ActuatorService:
                 return
             try:
                 batch = ACTION_BATCH.decode(message.data)
+                columns = columns_of(batch)
             except DecodeError:
                 self.counts.decode_errors += 1
                 continue
@@ -195,11 +196,11 @@ class ActuatorService:
             elif not self._orders.admit(batch.node, batch.boot_id, batch.step):
                 self.counts.duplicates += 1
             elif loopback:
-                await self._handle(self._node(batch.node), batch, message)
+                await self._handle(self._node(batch.node), batch, columns, message)
             else:
                 node = self._node(batch.node)
                 self.counts.superseded += node.waiting is not None
-                node.waiting = (batch, message)
+                node.waiting = (batch, columns, message)
                 node.idle.clear()
                 node.arrived.set()
         if slowest_ms and self._latency is not None:
@@ -210,22 +211,22 @@ class ActuatorService:
             await node.arrived.wait()
             node.arrived.clear()
             while node.waiting is not None:
-                (batch, message), node.waiting = node.waiting, None
-                await self._handle(node, batch, message)
+                (batch, columns, message), node.waiting = node.waiting, None
+                await self._handle(node, batch, columns, message)
             node.idle.set()
 
-    async def _handle(self, node: _Node, batch: ActionBatch, message: Message) -> None:
+    async def _handle(self, node: _Node, batch: ActionBatch, columns: Columns, message: Message) -> None:
         observe, bus = self._shell.observe, self._shell.bus
         with observe.span("actuate", kind="consumer", parent=message.headers, subject=message.subject) as span:
             if span.recording:
                 span.set("tidegate.node", batch.node)
                 span.set("tidegate.step", batch.step)
-            outcomes = await node.steps.execute(batch, span)
+            outcomes = await node.steps.execute(batch, columns, span)
             data = OUTCOME_BATCH.encode(outcomes)
             await bus.publish(node.outcome_subject, data, span.headers())
         self._audit.add(outcomes, message.data, data)
         self.counts.batches += 1
-        self.counts.outcomes(outcomes.outcomes)
+        self.counts.outcomes(outcomes)
 
 
 def _write(path: Path, latencies: Latencies) -> None:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.actions import ActionBatch, ShadowDecision, WorkerAction
+from schemas.actions import ACTION_COUNT, ActionBatch, ShadowDecisions
+from schemas.codec import pack, pack_row
 from schemas.features import FEATURE_COUNT
 from schemas.identity import SCHEMA_VERSION
 from services.decision.book import InForce
 from services.decision.intake import Admitted
-from services.decision.policy import explore
+from services.decision.policy import Policy, explore
 from services.decision.settings import Settings, shield_settings
 from services.decision.shield import masks
 from services.decision.targets import targets
+
+_Q_ROW_BYTES: Final = 4 * ACTION_COUNT
 
 
 class Decided(NamedTuple):
@@ -63,54 +65,55 @@ class Decider:
             canary = self._canaries(admitted) & (holds == 0)
             choice = explore(choice, mask, canary, self._settings.epsilon, self._rng)
         rho, ceiling = targets(choice.actions, features, classes, self._shield, choice.goal_rho)
-        q_rows = _tuples(choice.q_values, len(features))
-        shadow_rows: list[tuple[ShadowDecision, ...]] = [()] * len(features)
+        columns = _Columns(
+            pack(choice.actions, "u1"),
+            pack(rho, "<f8"),
+            pack(ceiling, "<i8"),
+            pack(choice.probabilities, "<f4"),
+            pack(mask, "u1"),
+            pack(reasons, "u1"),
+            _q_column(choice.q_values, holds),
+        )
+        shadows: list[ShadowDecisions] = []
         if shadow is not None:
             other = shadow.choose(features, mask)
-            q_other = _tuples(other.q_values, len(features))
-            named = map(ShadowDecision, repeat(shadow.name), other.actions.tolist(), q_other)
-            shadow_rows = [(decision,) for decision in named]
-        # A held worker's state is not to be trusted, and what a network makes of it says nothing.
-        for row in np.flatnonzero(holds):
-            q_rows[row] = ()
-            shadow_rows[row] = ()
-        columns = (
-            choice.actions.tolist(), rho.tolist(), ceiling.tolist(), choice.probabilities.tolist(), mask.tolist(),
-            list(map(tuple, reasons.tolist())), holds.tolist(), q_rows, shadow_rows,
-        )  # fmt: skip
-        return Decided(self._batches(admitted, columns, acting.name, acting.version), choice.actions, reasons)
+            shadows.append(ShadowDecisions(shadow.name, pack(other.actions, "u1"), _q_column(other.q_values, holds)))
+        return Decided(self._batches(admitted, columns, shadows, acting), choice.actions, reasons)
 
     def _batches(
-        self, admitted: Sequence[Admitted], columns: tuple[list[Any], ...], policy: str, version: str
+        self, admitted: Sequence[Admitted], columns: _Columns, shadows: Sequence[ShadowDecisions], acting: Policy
     ) -> list[ActionBatch]:
+        """The columns of all workers, cut by node."""
+        policies = (acting.name,)
         out: list[ActionBatch] = []
         end = 0
         for state in admitted:
             batch = state.batch
             start, end = end, end + len(batch.workers)
-            action, rho, ceiling, probability, mask, reason, hold, q, shadow = [c[start:end] for c in columns]
-            # schemas.identity.action_id, with its part that is the same for all workers made once.
-            suffix = f"@{batch.boot_id}.{batch.step}"
-            actions = map(
-                WorkerAction,
-                batch.workers,
-                [worker + suffix for worker in batch.workers],
-                action,
-                rho,
-                ceiling,
-                batch.generations,
-                repeat(batch.t_ns + self._deadline_ns),
-                repeat(batch.t_ns + self._lease_ns),
-                repeat(policy),
-                probability,
-                mask,
-                reason,
-                hold,
-                q,
-                shadow,
-            )
             out.append(
-                ActionBatch(batch.node, batch.boot_id, batch.step, SCHEMA_VERSION, batch.t_ns, tuple(actions), version)
+                ActionBatch(
+                    batch.node,
+                    batch.boot_id,
+                    batch.step,
+                    SCHEMA_VERSION,
+                    batch.t_ns,
+                    batch.workers,
+                    acting.version,
+                    batch.t_ns + self._deadline_ns,
+                    batch.t_ns + self._lease_ns,
+                    policies,
+                    b"",
+                    columns.actions[start:end],
+                    columns.target_rho[8 * start : 8 * end],
+                    columns.target_max_running[8 * start : 8 * end],
+                    pack_row(batch.generations, "q"),
+                    columns.probabilities[4 * start : 4 * end],
+                    columns.masks[start:end],
+                    columns.mask_reasons[ACTION_COUNT * start : ACTION_COUNT * end],
+                    state.holds,
+                    columns.q_values[_Q_ROW_BYTES * start : _Q_ROW_BYTES * end],
+                    tuple([_cut(one, start, end) for one in shadows]),
+                )
             )
         return out
 
@@ -120,5 +123,26 @@ class Decider:
         return np.array([crc32(worker.encode()) < self._canary_below for worker in workers], np.bool_)
 
 
-def _tuples(matrix: NDArray[np.float32] | None, rows: int) -> list[tuple[float, ...]]:
-    return [()] * rows if matrix is None else list(map(tuple, matrix.tolist()))
+class _Columns(NamedTuple):
+    """What is decided of all workers, as it travels; see :class:`ActionBatch`."""
+
+    actions: bytes
+    target_rho: bytes
+    target_max_running: bytes
+    probabilities: bytes
+    masks: bytes
+    mask_reasons: bytes
+    q_values: bytes
+
+
+def _q_column(q_values: NDArray[np.float32] | None, holds: NDArray[np.uint8]) -> bytes:
+    """Q values float32 [n, actions] as they travel, absent in held rows: such a worker's state is not to be
+    trusted, and what a network makes of it says nothing."""
+    if q_values is None:
+        return b""
+    return pack(np.where(holds[:, None] != 0, np.float32(np.nan), q_values), "<f4")
+
+
+def _cut(shadow: ShadowDecisions, start: int, end: int) -> ShadowDecisions:
+    q_values = shadow.q_values[_Q_ROW_BYTES * start : _Q_ROW_BYTES * end]
+    return ShadowDecisions(shadow.policy, shadow.actions[start:end], q_values)

@@ -117,7 +117,7 @@ class Decision:
             for batch, span in zip(decided.batches, spans, strict=True):
                 if span.recording:
                     span.set("tidegate.step", batch.step)
-                    span.set("tidegate.workers", len(batch.actions))
+                    span.set("tidegate.workers", len(batch.workers))
                     span.set("tidegate.policy", batch.policy_version)
                 await publish(self._subject(batch.node), ACTION_BATCH.encode(batch), span.headers())
         self._metrics.decided(decided, (self._shell.clock.now_ns() - received_ns) / 1e9)

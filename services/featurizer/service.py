@@ -139,6 +139,7 @@ class Featurizer:
 
     async def _publish_transitions(self, batches: list[TransitionBatch]) -> None:
         observe = self._shell.observe
+        published = 0
         for batch in batches if self._settings.transitions else ():
             target = self._subject("transition", batch.node)
             parent = self._traces.get(batch.node, {}).get(batch.step) if self._traces else None
@@ -155,7 +156,8 @@ class Featurizer:
                     message_id=f"{batch.node}:{batch.boot_id}:{batch.step}",
                     headers=span.headers(),
                 )
-            self._measures.transitions(len(batch.workers))
+            published += len(batch.workers)
+        self._measures.transitions(published)
 
     def _decode(self, codec: Codec[T], family: Family, message: Message) -> T | None:
         """None and a count for bytes that are no such message, or one that came on another node's subject."""

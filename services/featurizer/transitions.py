@@ -9,23 +9,22 @@ a hold of the featurizer's, an absent reward: no transition.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from schemas.actions import ACTION_COUNT, ALL_ACTIONS
-from schemas.codec import pack
+from schemas.codec import DecodeError, pack, unpack_row
 from schemas.features import FEATURE_COUNT, FEATURE_HASH
 from schemas.identity import SCHEMA_VERSION
-from schemas.outcomes import OutcomeBatch, OutcomeKind, WorkerOutcome
+from schemas.outcomes import OutcomeBatch, check_columns
 from schemas.transitions import REWARD_PARTS, TransitionBatch
 from services.featurizer.roster import Node
 from services.featurizer.tracker import States, Tracker
 from services.featurizer.validate import Counts
 
 _NEVER: Final = -(2**62)
-_RECEIPT: Final = int(OutcomeKind.RECEIPT)
 _OOM: Final = REWARD_PARTS.index("oom")
 _OBJECTIVES: Final = [REWARD_PARTS.index("article"), REWARD_PARTS.index("goodput")]
 SLOTS: Final = 4
@@ -40,8 +39,12 @@ class _Ended(NamedTuple):
     step: int
     t_ns: int
     workers: Sequence[str]
-    rows: list[int]
-    receipts: Sequence[WorkerOutcome] = ()
+    rows: NDArray[np.int64]
+    """int64 [workers]."""
+    outcome: OutcomeBatch | None = None
+    """None: it never came."""
+    places: list[int] | None = None
+    """The workers' places in the outcome; None: they are all of its rows."""
 
 
 class Transitions:
@@ -95,7 +98,7 @@ class Transitions:
                 places = np.flatnonzero(ended[span.start : span.stop]).tolist()
                 if places:
                     workers = [span.sample.workers[place] for place in places]
-                    rows = [int(span.layout.rows[place]) for place in places]
+                    rows = span.layout.rows[places]
                     end = _Ended(span.node, span.sample.step, span.sample.t_ns, workers, rows)
                     self._crashed[span.node.name] = (span.node.boot_id, end)
         return out
@@ -139,47 +142,74 @@ class Transitions:
             unseen = (batch.boot_id, batch.step) > node.order
             self._count("outcome_without_sample" if unseen else "old_outcome")
             return None
-        receipts: Sequence[WorkerOutcome] = batch.outcomes
-        workers: Sequence[str] = [o.worker for o in receipts]
+        try:
+            check_columns(batch)
+        except DecodeError as error:
+            self._count(error.reason)
+            return None
+        workers, places = batch.workers, None
         layout = node.layout
-        if layout is not None and layout.workers == tuple(workers):
-            rows = layout.row_list
+        if layout is not None and layout.workers == workers and not batch.completions and _all_sound(batch):
+            rows = layout.rows
         else:
-            receipts = [o for o in receipts if o.worker in node.rows]
-            self._count("unknown_worker", len(workers) - len(receipts))
-            workers = [o.worker for o in receipts]
-            rows = [node.rows[worker] for worker in workers]
-        if not _all_sound(receipts):
-            places = [place for place, o in enumerate(receipts) if _sound(o)]
-            bad = sum(o.kind == _RECEIPT and not _sound(o) for o in receipts)
-            self._count("bad_outcome", bad)
-            receipts = [receipts[place] for place in places]
-            workers = [workers[place] for place in places]
-            rows = [rows[place] for place in places]
-        if not receipts:
-            return None
-        if len(set(workers)) < len(workers):
-            self._count("repeated_worker")
-            return None
+            places = self._receipts(batch, node)
+            workers = tuple([workers[place] for place in places])
+            if not places:
+                return None
+            if len(set(workers)) < len(workers):
+                self._count("repeated_worker")
+                return None
+            rows = np.array([node.rows[worker] for worker in workers], np.int64)
         node.outcome_step = batch.step
-        return _Ended(node, batch.step, batch.t_ns, workers, rows, receipts)
+        return _Ended(node, batch.step, batch.t_ns, workers, rows, batch, places)
+
+    def _receipts(self, batch: OutcomeBatch, node: Node) -> list[int]:
+        """Rows of the batch that are receipts of known workers with numbers that can be; others are counted."""
+        known = [place for place, worker in enumerate(batch.workers) if worker in node.rows]
+        self._count("unknown_worker", len(batch.workers) - len(known))
+        completed = {one.row for one in batch.completions}
+        receipts = [place for place in known if place not in completed]
+        probabilities = unpack_row(batch.probabilities, "f")
+        sound = [
+            place
+            for place in receipts
+            if batch.executed_actions[place] < ACTION_COUNT
+            and 0 < batch.masks[place] <= ALL_ACTIONS
+            and 0.0 <= probabilities[place] <= 1.0
+        ]
+        self._count("bad_outcome", len(receipts) - len(sound))
+        return sound
 
     def _keep(self, ended: list[_Ended]) -> None:
         """Store what was executed, for all nodes at once."""
         rows, steps = _rows_and_steps(ended)
         slots = steps % SLOTS
-        receipts = [o for end in ended for o in end.receipts]
-        actions = np.array([o.executed_action for o in receipts], np.int64)
+        batches = [(end.outcome, end.places) for end in ended if end.outcome is not None]
+        actions = _stack([(one.executed_actions, places) for one, places in batches], "u1")
         self._outcome_steps[slots, rows] = steps
         self._actions[slots, rows] = actions
-        self._masks[slots, rows] = [o.mask for o in receipts]
-        self._probabilities[slots, rows] = [o.probability for o in receipts]
-        names = [o.policy for o in receipts]
-        numbers = self._policy_numbers
-        for name in set(names) - numbers.keys():
-            self._learn_policy(name)
-        self._policies[slots, rows] = [numbers.get(name, 0) for name in names]
-        self._tracker.executed_rows(rows, actions, steps)
+        self._masks[slots, rows] = _stack([(one.masks, places) for one, places in batches], "u1")
+        self._probabilities[slots, rows] = _stack([(one.probabilities, places) for one, places in batches], "<f4")
+        self._policies[slots, rows] = self._policies_of(ended)
+        self._tracker.executed_rows(rows, actions.astype(np.int64), steps)
+
+    def _policies_of(self, ended: list[_Ended]) -> NDArray[np.int64]:
+        """Number of each row's behaviour policy, int64 [n]."""
+        numbers: list[NDArray[np.int64] | int] = []
+        for end in ended:
+            outcome = end.outcome
+            if outcome is None:
+                continue
+            said = [self._policy_number(name) for name in outcome.policies]
+            if outcome.policy_index:
+                index = _stack([(outcome.policy_index, end.places)], "u1")
+                numbers.append(np.array(said, np.int64)[index])
+            else:
+                numbers.append(said[0])
+        sizes = [len(end.rows) for end in ended]
+        if all([isinstance(number, int) for number in numbers]):  # noqa: C419  # a list is faster
+            return np.repeat(np.array(numbers, np.int64), sizes)
+        return np.concatenate([np.broadcast_to(n, size) for n, size in zip(numbers, sizes, strict=True)])
 
     def _emit(self, ended: list[_Ended]) -> list[TransitionBatch]:
         """The whole transitions that end in these steps, one batch for each node that has any."""
@@ -225,6 +255,9 @@ class Transitions:
         first = start = 0
         for end, cut in zip(ended, cuts, strict=True):
             if cut > start:
+                workers = tuple(end.workers)
+                if cut - start < len(workers):
+                    workers = tuple([workers[place - first] for place in places[start:cut]])
                 out.append(
                     TransitionBatch(
                         end.node.name,
@@ -233,7 +266,7 @@ class Transitions:
                         SCHEMA_VERSION,
                         end.t_ns,
                         FEATURE_HASH,
-                        tuple([end.workers[place - first] for place in places[start:cut]]),
+                        workers,
                         tuple(policies[start:cut]),
                         *[data[start * width : cut * width] for data, width in parts],
                     )
@@ -242,10 +275,14 @@ class Transitions:
             first += len(end.rows)
         return out
 
-    def _learn_policy(self, name: str) -> None:
-        if len(self._policy_names) < MAX_POLICIES:
-            self._policy_numbers[name] = len(self._policy_names)
+    def _policy_number(self, name: str) -> int:
+        number = self._policy_numbers.get(name)
+        if number is None:
+            if len(self._policy_names) >= MAX_POLICIES:
+                return 0
+            number = self._policy_numbers[name] = len(self._policy_names)
             self._policy_names.append(name)
+        return number
 
     def _grow(self) -> None:
         more = self._tracker.capacity - self._capacity
@@ -268,33 +305,33 @@ class _Part(NamedTuple):
     row_bytes: int
 
 
-def _sound(o: WorkerOutcome) -> bool:
-    """A receipt whose numbers can be."""
+_CERTAIN: Final = pack(np.ones(1), "<f4")
+
+
+def _all_sound(batch: OutcomeBatch) -> bool:
+    """Whether every row has numbers that can be, at a glance; probabilities other than 1 are looked at one by one
+    by :meth:`Transitions._receipts`, since they are few."""
+    rows = len(batch.workers)
     return (
-        o.kind == _RECEIPT
-        and 0 <= o.executed_action < ACTION_COUNT
-        and 0 < o.mask <= ALL_ACTIONS
-        and 0.0 <= o.probability <= 1.0
+        rows > 0
+        and max(batch.executed_actions) < ACTION_COUNT
+        and min(batch.masks) > 0
+        and max(batch.masks) <= ALL_ACTIONS
+        and batch.probabilities == _CERTAIN * rows
     )
 
 
-def _all_sound(receipts: Sequence[WorkerOutcome]) -> bool:
-    """Whether every one is :func:`_sound`, at a third of the cost, since they nearly always are."""
-    if not receipts:
-        return True
-    actions = [o.executed_action for o in receipts]
-    masks = [o.mask for o in receipts]
-    return (
-        not any([o.kind for o in receipts])  # noqa: C419  # a list is faster than a generator here
-        and min(actions) >= 0
-        and max(actions) < ACTION_COUNT
-        and min(masks) > 0
-        and max(masks) <= ALL_ACTIONS
-        and not [o for o in receipts if not 0.0 <= o.probability <= 1.0]
+def _stack(columns: Sequence[tuple[bytes, list[int] | None]], dtype: str) -> NDArray[Any]:
+    """The picked places of each column, one after the other; None picks all."""
+    if all([places is None for _, places in columns]):  # noqa: C419  # a list is faster
+        return np.frombuffer(b"".join([data for data, _ in columns]), dtype)
+    parts = [np.frombuffer(data, dtype) for data, _ in columns]
+    return np.concatenate(
+        [part if places is None else part[places] for part, (_, places) in zip(parts, columns, strict=True)]
     )
 
 
 def _rows_and_steps(ended: list[_Ended]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    rows = np.array([row for end in ended for row in end.rows], np.int64)
+    rows = np.concatenate([end.rows for end in ended])
     steps = np.repeat(np.array([end.step for end in ended], np.int64), [len(end.rows) for end in ended])
     return rows, steps

@@ -206,14 +206,14 @@ class RunningLoop:
             acted = {
                 self._order(batch)
                 for batch in self.witness.actions
-                if (not policy or batch.policy_version == policy) and not any(one.hold for one in batch.actions)
+                if (not policy or batch.policy_version == policy) and not any(batch.holds)
             }
             good = [
                 batch
                 for batch in self.witness.outcomes
                 if self._order(batch) not in seen
                 and self._order(batch) in acted
-                and all(one.status != Status.REFUSED for one in batch.outcomes)
+                and Status.REFUSED not in batch.statuses
             ]
             return len(good) >= steps
 

@@ -126,8 +126,7 @@ async def test_messages_about_somebody_unknown(loop: RunningLoop) -> None:
         assert time.monotonic() < deadline_s, "the actuator counts strangers"
         # A little ahead of the loop, or it would be merely old; the real batches up to there are repeats then.
         action = witness.actions[-1]
-        strange = tuple(REPLACE(one, worker=who) for one, who in zip(action.actions, strangers, strict=True))
-        await publish(loop, "action", ACTION_BATCH.encode(REPLACE(action, step=action.step + 2, actions=strange)))
+        await publish(loop, "action", ACTION_BATCH.encode(REPLACE(action, step=action.step + 2, workers=strangers)))
     await go_on(loop)
 
 

@@ -7,6 +7,7 @@ import time
 import msgspec
 import pytest
 
+from schemas.actions import actions_of
 from schemas.features import FEATURE_HASH
 from schemas.policies import KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer
 from services import qweights
@@ -32,8 +33,8 @@ async def test_a_champion_acts_from_the_next_steps_on_and_a_bad_one_never(loop: 
     await loop.publish_network(KEY_CHAMPION, widening, data)
     await loop.until_in_control(policy="e2e-1")
     newest = loop.witness.actions[-1]
-    assert {one.policy for one in newest.actions} == {"dqn:e2e-1"}
-    assert all(len(one.q_values) == 5 for one in newest.actions), "what it thought travels with the action"
+    assert {one.policy for one in actions_of(newest)} == {"dqn:e2e-1"}
+    assert all(len(one.q_values) == 5 for one in actions_of(newest)), "what it thought travels with the action"
     await loop.until_rho(lambda rho: rho > 1.0, "the network's wish reaches the engines")
 
     mark = loop.witness.actions[-1]
@@ -63,17 +64,17 @@ async def test_a_candidate_decides_in_shadow_while_the_heuristic_acts(loop: Runn
     try:
         await loop.until(
             lambda: (
-                [shadow.policy for one in loop.witness.actions[-1].actions for shadow in one.shadows]
+                [shadow.policy for one in actions_of(loop.witness.actions[-1]) for shadow in one.shadows]
                 == ["dqn:shadow-1"] * 2
             ),
             "each worker's action carries the shadow's choice",
         )
         newest = loop.witness.actions[-1]
         assert newest.policy_version == "heuristic"
-        assert {one.policy for one in newest.actions} == {"heuristic"}
-        for one in newest.actions:
+        assert {one.policy for one in actions_of(newest)} == {"heuristic"}
+        for one in actions_of(newest):
             assert one.mask >> one.shadows[0].action & 1, "a shadow keeps to the mask too"
             assert len(one.shadows[0].q_values) == 5
     finally:
         await loop.withdraw_candidate()
-    await loop.until(lambda: not any(one.shadows for one in loop.witness.actions[-1].actions), "it is withdrawn")
+    await loop.until(lambda: not any(one.shadows for one in actions_of(loop.witness.actions[-1])), "it is withdrawn")

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 
 from schemas import engine
-from schemas.actions import ACTION_BATCH, ActionBatch, ShadowDecision, WorkerAction
-from schemas.codec import Codec, pack
+from schemas.actions import ACTION_BATCH, ActionBatch, ShadowDecisions
+from schemas.codec import Codec, pack, pack_row
 from schemas.features import FEATURE_COUNT
-from schemas.identity import SCHEMA_VERSION, action_id
+from schemas.identity import SCHEMA_VERSION
 from schemas.metrics import METRICS
-from schemas.outcomes import AUDIT_RECORD, OUTCOME_BATCH, AuditRecord, OutcomeBatch, WorkerOutcome
+from schemas.outcomes import AUDIT_RECORD, OUTCOME_BATCH, AuditRecord, Completion, Effect, OutcomeBatch
 from schemas.scaleout import SCALE_OUT_REQUEST, ScaleOutRequest
 from schemas.states import STATE_BATCH, StateBatch
 from schemas.telemetry import NODE_SAMPLE, NodeSample, pack_metrics
@@ -31,13 +31,6 @@ _HEAD = ("gpu-01.example", 1_700_000_000_000_000_000, 7, SCHEMA_VERSION, 14_000_
 _WORKERS = ("gpu-01.example/0/w0", "gpu-01.example/0/w1")
 
 
-def _action(worker: str) -> WorkerAction:
-    return WorkerAction(
-        worker, action_id(worker, _HEAD[1], 7), 1, 1.2, 320, 5, 16_000_000_000, 20_000_000_000, "heuristic", 1.0,
-        0b10111, (0, 0, 0, 9, 0), 0, (), (ShadowDecision("dqn-1", 4, (0.1, 0.2, 0.3, 0.4, 0.5)),),
-    )  # fmt: skip
-
-
 def _matrix(rows: int, columns: int) -> np.ndarray:
     matrix = np.arange(rows * columns, dtype=np.float64).reshape(rows, columns) / 8
     matrix[0, 3] = np.nan
@@ -45,18 +38,38 @@ def _matrix(rows: int, columns: int) -> np.ndarray:
 
 
 SAMPLE = NodeSample(*_HEAD, _WORKERS, (0, 0), (0, 1), pack_metrics(_matrix(2, len(METRICS))), "emulated")
-STATE = StateBatch(
-    *_HEAD, FIRST_FEATURE_HASH, _WORKERS, (0, 1), (0, 1), (5, 6), pack(_matrix(2, FEATURE_COUNT), "<f4")
-)
-ACTION = ActionBatch(*_HEAD, tuple(_action(worker) for worker in _WORKERS), "heuristic")
+STATE = StateBatch(*_HEAD, FIRST_FEATURE_HASH, _WORKERS, (0, 1), (0, 1), (5, 6), pack(_matrix(2, FEATURE_COUNT), "<f4"))
+ACTION = ActionBatch(
+    *_HEAD, _WORKERS, "heuristic", 16_000_000_000, 20_000_000_000, ("heuristic", "dqn:v1"), bytes([0, 1]),
+    actions=bytes([1, 0]),
+    target_rho=pack_row([1.2, 1.0], "d"),
+    target_max_running=pack_row([320, 256], "q"),
+    base_generations=pack_row([5, 6], "q"),
+    probabilities=pack_row([1.0, 0.5], "f"),
+    masks=bytes([0b10111, 1]),
+    mask_reasons=bytes([0, 0, 0, 9, 0, 0, 1, 1, 1, 1]),
+    holds=bytes([0, 1]),
+    q_values=pack_row([0.5, 1.5, 2.5, 3.5, 4.5] * 2, "f"),
+    shadows=(ShadowDecisions("dqn:v2", bytes([4, 0]), pack_row([0.25] * 10, "f")),),
+)  # fmt: skip
 OUTCOME = OutcomeBatch(
-    *_HEAD,
-    (
-        WorkerOutcome(
-            _WORKERS[0], action_id(_WORKERS[0], _HEAD[1], 7), 0, 1, 1, 1, 0, 1.7, 1.6, 6, 320, "heuristic",
-            1.0, 0b10111, 0, 10_000, 12_000, 1, 2, 3, 4, 5.5, "clipped to 1.6",
-        ),
-    ),
+    *_HEAD, _WORKERS, ("heuristic", "dqn:v1"), bytes([0, 1]),
+    statuses=bytes([1, 0]),
+    requested_actions=bytes([1, 4]),
+    executed_actions=bytes([1, 4]),
+    refusals=bytes([4, 0]),
+    requested_rho=pack_row([1.7, 1.0], "d"),
+    effective_rho=pack_row([1.6, 1.0], "d"),
+    effective_generations=pack_row([6, 7], "q"),
+    effective_max_running=pack_row([320, 256], "q"),
+    quota_soft_bytes=pack_row([10_000, 11_000], "q"),
+    quota_hard_bytes=pack_row([12_000, 13_000], "q"),
+    probabilities=pack_row([1.0, 0.5], "f"),
+    masks=bytes([0b10111, 0b10001]),
+    holds=bytes([0, 0]),
+    effects=(Effect(1, 1, 2, 3, 4, 5.5),),
+    completions=(Completion(1, _HEAD[1], 5),),
+    details={0: "clipped to 1.6"},
 )  # fmt: skip
 AUDIT = AuditRecord(*_HEAD, ACTION_BATCH.encode(ACTION), OUTCOME_BATCH.encode(OUTCOME), 3)
 TRANSITION = TransitionBatch(

@@ -11,10 +11,10 @@ import pytest
 
 from loadgen.node.emulation import Emulation
 from loadgen.node.replay import Replay
-from schemas.actions import ACTION_BATCH, ALL_ACTIONS, Action, ActionBatch, MaskReason, WorkerAction
+from schemas.actions import ACTION_BATCH, ALL_ACTIONS, Action, MaskReason, WorkerAction, action_batch
 from schemas.classes import ServiceClass
-from schemas.identity import SCHEMA_VERSION, STEP_NS, action_id
-from schemas.outcomes import AUDIT_RECORD, OUTCOME_BATCH, OutcomeBatch, OutcomeKind, Refusal, Status
+from schemas.identity import STEP_NS, action_id
+from schemas.outcomes import AUDIT_RECORD, OUTCOME_BATCH, OutcomeBatch, OutcomeKind, Refusal, Status, outcomes_of
 from schemas.subjects import STREAM_AUDIT, subject
 from services.actuator.service import ActuatorService, Settings
 from services.bus.api import Message
@@ -86,7 +86,9 @@ class Rig:
 
     async def send(self, *actions: WorkerAction, step: int | None = None, headers=None) -> bytes:
         step = self.engines.step if step is None else step
-        batch = ActionBatch("n0", BOOT, step, SCHEMA_VERSION, self.engines.t_ns, actions)
+        deadline_ns, lease_ns = min(one.deadline_ns for one in actions), min(one.lease_ns for one in actions)
+        rows = [one._replace(deadline_ns=deadline_ns, lease_ns=lease_ns) for one in actions]
+        batch = action_batch("n0", BOOT, step, self.engines.t_ns, rows)
         data = ACTION_BATCH.encode(batch)
         await self.bus.publish(subject("action", "n0"), data, headers)
         return data
@@ -110,7 +112,7 @@ async def rig(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[R
 
 async def test_a_wider_quota_is_reported_as_the_engine_confirmed_it(rig):
     outcome = await rig.step(rig.action(0, Action.WIDEN, 1.1), rig.action(1))
-    first, second = outcome.outcomes
+    first, second = outcomes_of(outcome)
     assert (first.status, first.executed_action, first.effective_rho) == (Status.ACCEPTED, Action.WIDEN, 1.1)
     assert first.effective_generation == rig.engines.quotas[0].generation == 1
     assert first.quota_soft_bytes == 22 * GIB
@@ -121,30 +123,30 @@ async def test_a_wider_quota_is_reported_as_the_engine_confirmed_it(rig):
 
 async def test_an_eviction_answers_at_once_and_completes_by_its_action_id_later(rig):
     first = await rig.step(rig.action(0, Action.EVICT), rig.action(1))
-    receipt = first.outcomes[0]
+    receipt = outcomes_of(first)[0]
     assert (receipt.status, receipt.executed_action, receipt.evicted_bytes) == (Status.ACCEPTED, Action.EVICT, 0)
     assert rig.engines.fleet.told[-1]["evict_bytes"][0] == 3 * GIB, "half of the idle KV"
     second = await rig.step(rig.action(0), rig.action(1))
-    assert [one.kind for one in second.outcomes] == [OutcomeKind.RECEIPT] * 2, "2 of 3 GiB are out: not done"
+    assert [one.kind for one in outcomes_of(second)] == [OutcomeKind.RECEIPT] * 2, "2 of 3 GiB are out: not done"
     third = await rig.step(rig.action(0), rig.action(1))
-    completion = third.outcomes[-1]
+    completion = outcomes_of(third)[-1]
     assert (completion.kind, completion.action_id) == (OutcomeKind.COMPLETION, receipt.action_id)
     assert completion.evicted_bytes == 3 * GIB
 
 
 async def test_a_compaction_goes_through_prepare_copy_and_commit(rig):
     first = await rig.step(rig.action(0, Action.COMPACT), rig.action(1))
-    assert first.outcomes[0].executed_action == Action.COMPACT
+    assert outcomes_of(first)[0].executed_action == Action.COMPACT
     assert rig.engines.fleet.told[-1]["compact_bytes"][0] == 2 * GIB
     second = await rig.step(rig.action(0), rig.action(1))
-    completion = second.outcomes[-1]
+    completion = outcomes_of(second)[-1]
     assert (completion.kind, completion.compacted_bytes, completion.pages_freed) == (1, 2 * GIB, 16)
 
 
 @pytest.mark.parametrize("rig", [(ServiceClass.COPILOT, 0)], indirect=True)
 async def test_a_copilot_worker_never_evicts(rig):
     for _ in range(4):
-        outcome = (await rig.step(rig.action(0, Action.EVICT), rig.action(1))).outcomes[0]
+        outcome = outcomes_of(await rig.step(rig.action(0, Action.EVICT), rig.action(1)))[0]
         assert (outcome.status, outcome.refusal) == (Status.REFUSED, Refusal.CLASS_FORBIDS)
         assert outcome.executed_action == Action.HOLD
         assert outcome.effective_rho == 1.0, "its quota is renewed all the same"
@@ -153,7 +155,7 @@ async def test_a_copilot_worker_never_evicts(rig):
 
 @pytest.mark.parametrize("rig", [(ServiceClass.COPILOT, 0)], indirect=True)
 async def test_a_class_caps_rho_and_the_outcome_says_so(rig):
-    outcome = (await rig.step(rig.action(0, Action.WIDEN, 1.5), rig.action(1))).outcomes[0]
+    outcome = outcomes_of(await rig.step(rig.action(0, Action.WIDEN, 1.5), rig.action(1)))[0]
     assert (outcome.status, outcome.refusal) == (Status.CLIPPED, Refusal.CLASS_FORBIDS)
     assert (outcome.requested_rho, outcome.effective_rho) == (1.5, 1.3)
 
@@ -175,7 +177,7 @@ async def test_what_must_not_act_is_refused_holds_and_renews_nothing(rig, change
     quota = rig.engines.quotas[0]
     before = (quota.rho, quota.generation, quota.lease_until_ns)
     refused = rig.action(0, **({"action": Action.WIDEN, "target_rho": 1.3} | changes))
-    outcome = (await rig.step(refused, rig.action(1))).outcomes[0]
+    outcome = outcomes_of(await rig.step(refused, rig.action(1)))[0]
     assert (outcome.status, outcome.refusal, outcome.executed_action) == (Status.REFUSED, refusal, Action.HOLD)
     assert (quota.rho, quota.generation, quota.lease_until_ns) == before
     assert outcome.effective_rho == 1.2, "the effective quota is the one in force, whatever was asked"
@@ -198,7 +200,7 @@ async def test_bytes_that_are_no_batch_and_workers_that_are_not_there_are_counte
     stranger = rig.action(0, worker="n0/3/w9")
     foreign = rig.action(0, worker="elsewhere/0/w0")
     outcome = await rig.step(rig.action(0), rig.action(1), stranger, foreign)
-    assert [one.refusal for one in outcome.outcomes[2:]] == [Refusal.UNKNOWN_WORKER] * 2
+    assert [one.refusal for one in outcomes_of(outcome)[2:]] == [Refusal.UNKNOWN_WORKER] * 2
     assert (rig.service.counts.decode_errors, rig.service.counts.unknown_workers) == (1, 2)
 
 
@@ -207,12 +209,12 @@ async def test_an_engine_that_is_gone_does_not_hold_up_the_others(rig):
     await rig.replay.close()
     await rig.send(rig.action(0), rig.action(1))
     outcome, _ = await asyncio.wait_for(rig.outcomes.get(), 10)
-    assert [one.refusal for one in outcome.outcomes] == [Refusal.ENGINE_UNREACHABLE] * 2
-    assert [one.executed_action for one in outcome.outcomes] == [Action.HOLD] * 2
+    assert [one.refusal for one in outcomes_of(outcome)] == [Refusal.ENGINE_UNREACHABLE] * 2
+    assert [one.executed_action for one in outcomes_of(outcome)] == [Action.HOLD] * 2
     await rig.replay.open(rig.folder)
     rig.engines.advance()
     back = await rig.step(rig.action(0), rig.action(1))
-    assert [one.status for one in back.outcomes] == [Status.ACCEPTED] * 2
+    assert [one.status for one in outcomes_of(back)] == [Status.ACCEPTED] * 2
 
 
 async def test_tpot_beyond_its_limit_halves_what_the_card_may_move(rig):

@@ -15,11 +15,11 @@ import pytest
 from loadgen.node.files import NodeConfig, load_arrays, save_tables, write_config
 from loadgen.node.replay import NODE_SOCKET
 from loadgen.requests import empty_table
-from schemas.actions import ACTION_BATCH, ALL_ACTIONS, ActionBatch, WorkerAction
+from schemas.actions import ACTION_BATCH, ALL_ACTIONS, ActionBatch, WorkerAction, action_batch
 from schemas.engine import Sample, SampleReply
-from schemas.identity import SCHEMA_VERSION, STEP_NS, action_id
+from schemas.identity import STEP_NS, action_id
 from schemas.metrics import COLUMN
-from schemas.outcomes import OUTCOME_BATCH
+from schemas.outcomes import OUTCOME_BATCH, outcomes_of
 from schemas.subjects import subject
 from schemas.telemetry import NodeSample, metrics_of
 from services.actuator.engines.protocol import EngineClient
@@ -76,20 +76,20 @@ class Loop:
             await self.sample()
             await self.bus.publish(subject("action", "n0"), ACTION_BATCH.encode(self._batch(rho)))
             try:
-                return (await asyncio.wait_for(self.outcomes.get(), 0.3)).outcomes
+                return outcomes_of(await asyncio.wait_for(self.outcomes.get(), 0.3))
             except TimeoutError:
                 continue
 
     def _batch(self, rho: float) -> ActionBatch:
         t_ns = self.step * STEP_NS
-        actions = tuple(
+        actions = [
             WorkerAction(
                 worker, action_id(worker, BOOT, self.step), 1, rho, 256, int(self.column("generation")[i]),
                 t_ns + 2 * STEP_NS, t_ns + 3 * STEP_NS, "test", 1.0, ALL_ACTIONS, (0,) * 5,
             )
             for i, worker in enumerate(WORKERS)
-        )  # fmt: skip
-        return ActionBatch("n0", BOOT, self.step, SCHEMA_VERSION, t_ns, actions)
+        ]  # fmt: skip
+        return action_batch("n0", BOOT, self.step, t_ns, actions)
 
 
 @pytest.fixture

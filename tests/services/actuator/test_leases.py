@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.actions import ALL_ACTIONS, Action, WorkerAction
+from schemas.actions import Action
 from schemas.outcomes import Refusal
 from services.actuator.leases import Orders, refusal_of
 
-
-def action(**changes) -> WorkerAction:
-    fields = {
-        "worker": "n0/0/w0", "action_id": "a", "action": 1, "target_rho": 1.2, "target_max_running": 256,
-        "base_generation": 5, "deadline_ns": 100, "lease_ns": 200, "policy": "heuristic", "probability": 1.0,
-        "mask": ALL_ACTIONS, "mask_reasons": (0,) * 5,
-    }  # fmt: skip
-    return WorkerAction(**(fields | changes))
+IN_ORDER = {
+    "action": 1, "target_rho": 1.2, "target_max_running": 256, "base_generation": 5, "deadline_ns": 100,
+    "lease_ns": 200, "t_ns": 50, "generation": 5, "swap_allowed": True, "q0_bytes": 10.0, "floor_bytes": 2.0,
+}  # fmt: skip
 
 
-def refusal(one: WorkerAction, *, t_ns: int = 50, generation: int = 5, swap_allowed: bool = True) -> Refusal:
-    return Refusal(
-        refusal_of(one, t_ns=t_ns, generation=generation, swap_allowed=swap_allowed, q0_bytes=10.0, floor_bytes=2.0)
-    )
+def refusal(**changes) -> Refusal:
+    return Refusal(refusal_of(**(IN_ORDER | changes)))
 
 
 def test_a_command_in_time_and_in_range_acts():
-    assert refusal(action()) is Refusal.NONE
-    assert refusal(action(target_rho=1.6000000238)) is Refusal.NONE, "1.6 that went through float32 is 1.6"
-    assert refusal(action(), t_ns=100) is Refusal.NONE, "the deadline itself is in time"
-    assert refusal(action(base_generation=9)) is Refusal.NONE, "an engine that restarted counts from below"
+    assert refusal() is Refusal.NONE
+    assert refusal(target_rho=1.6000000238) is Refusal.NONE, "1.6 that went through float32 is 1.6"
+    assert refusal(t_ns=100) is Refusal.NONE, "the deadline itself is in time"
+    assert refusal(base_generation=9) is Refusal.NONE, "an engine that restarted counts from below"
 
 
 @pytest.mark.parametrize(
@@ -47,17 +41,16 @@ def test_a_command_in_time_and_in_range_acts():
     ],
 )
 def test_a_command_that_must_not_act_says_why(changes, expected):
-    assert refusal(action(**changes)) is expected
+    assert refusal(**changes) is expected
 
 
 def test_a_class_that_forbids_swap_forbids_evicting_and_nothing_else():
-    refused = {one for one in Action if refusal(action(action=one), swap_allowed=False) is Refusal.CLASS_FORBIDS}
+    refused = {one for one in Action if refusal(action=one, swap_allowed=False) is Refusal.CLASS_FORBIDS}
     assert refused == {Action.EVICT}
 
 
 def test_a_quota_below_the_floor_is_refused():
-    one = action(target_rho=1.0)
-    assert refusal_of(one, t_ns=0, generation=0, swap_allowed=True, q0_bytes=1.0, floor_bytes=2.0) == 5
+    assert refusal(target_rho=1.0, q0_bytes=1.0, floor_bytes=2.0) is Refusal.BELOW_FLOOR
 
 
 def test_an_order_acts_once_and_never_after_a_newer_one():

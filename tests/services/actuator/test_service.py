@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schemas.actions import ACTION_BATCH, ALL_ACTIONS, Action, ActionBatch, WorkerAction
-from schemas.identity import SCHEMA_VERSION, action_id
-from schemas.outcomes import OUTCOME_BATCH, OutcomeBatch, Status
+from schemas.actions import ACTION_BATCH, ALL_ACTIONS, Action, WorkerAction, action_batch
+from schemas.identity import action_id
+from schemas.outcomes import OUTCOME_BATCH, OutcomeBatch, Status, outcome_batch, outcomes_of
 from schemas.subjects import subject
 from services.actuator.audit import AuditTrail
 from services.actuator.service import ActuatorService, Settings
@@ -29,14 +29,14 @@ BOOT = 7
 
 
 def batch(node: str, step: int, rho: float = 1.1, workers: int = 8) -> bytes:
-    actions = tuple(
+    actions = [
         WorkerAction(
             f"{node}/{gpu}/w0", action_id(f"{node}/{gpu}/w0", BOOT, step), Action.WIDEN, rho, 256, 100, 10**15,
             10**15, "heuristic", 1.0, ALL_ACTIONS, (0,) * 5,
         )
         for gpu in range(workers)
-    )  # fmt: skip
-    return ACTION_BATCH.encode(ActionBatch(node, BOOT, step, SCHEMA_VERSION, 0, actions))
+    ]  # fmt: skip
+    return ACTION_BATCH.encode(action_batch(node, BOOT, step, 0, actions))
 
 
 class Rig:
@@ -87,9 +87,9 @@ async def test_every_node_is_served_and_answered_on_its_own_subject():
         await rig.answered(2)
     assert [message.subject for message in rig.heard] == ["tg.v1.outcome.n0", "tg.v1.outcome.host_2eexample"]
     for outcome in rig.outcomes():
-        assert {one.status for one in outcome.outcomes} == {Status.ACCEPTED}
-        assert {one.executed_action for one in outcome.outcomes} == {Action.WIDEN}
-        assert {one.effective_rho for one in outcome.outcomes} == {1.1}
+        assert {one.status for one in outcomes_of(outcome)} == {Status.ACCEPTED}
+        assert {one.executed_action for one in outcomes_of(outcome)} == {Action.WIDEN}
+        assert {one.effective_rho for one in outcomes_of(outcome)} == {1.1}
     assert rig.service.counts.accepted == 16
 
 
@@ -146,7 +146,7 @@ def test_real_engines_need_a_node_to_command():
 async def test_audit_records_that_do_not_fit_are_gaps_and_never_hold_up_a_step():
     network = MemoryNetwork()
     trail = AuditTrail(MemoryBus(network), backlog=2, max_age_s=60.0, max_bytes=1_000_000)
-    outcomes = OutcomeBatch("n0", BOOT, 1, SCHEMA_VERSION, 0, ())
+    outcomes = outcome_batch("n0", BOOT, 1, 0, [])
     for _ in range(5):
         trail.add(outcomes, b"", b"")
     assert (trail.backlog, trail.gaps) == (2, 3)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from schemas.actions import ACTION_BATCH, ALL_ACTIONS, Action, ActionBatch, Hold, MaskReason
+from schemas.actions import ACTION_BATCH, ALL_ACTIONS, Action, ActionBatch, Hold, MaskReason, actions_of
 from schemas.features import FEATURE_COUNT
 from schemas.identity import action_id
 from schemas.states import StateBatch, features_of
@@ -35,7 +35,7 @@ def decided(batches: Sequence[StateBatch], in_force: InForce = ALONE, **settings
 
 def test_a_command_is_absolute_and_tells_why() -> None:
     (batch,) = decided([state_batch(state(tpot_p95=1.5), step=4, t_ns=10_000_000_000)])
-    (command,) = batch.actions
+    (command,) = actions_of(batch)
     assert (batch.node, batch.boot_id, batch.step, batch.t_ns) == ("n0", 7, 4, 10_000_000_000)
     assert batch.policy_version == command.policy == "heuristic"
     assert command.worker == "n0/0/w0"
@@ -52,18 +52,22 @@ def test_a_command_is_absolute_and_tells_why() -> None:
 
 def test_a_network_sends_its_q_values_and_a_shadow_what_it_would_have_done() -> None:
     (batch,) = decided([state_batch(state())], InForce(HEURISTIC, DQN))
-    (shadow,) = batch.actions[0].shadows
-    assert batch.actions[0].action == Action.HOLD, "the heuristic acts"
+    (shadow,) = actions_of(batch)[0].shadows
+    assert actions_of(batch)[0].action == Action.HOLD, "the heuristic acts"
     assert (shadow.policy, shadow.action, shadow.q_values) == ("dqn:v1", Action.EVICT, (-1.0, 0.0, 1.0, 2.0, 3.0))
     (batch,) = decided([state_batch(state())], InForce(DQN, None))
-    assert batch.actions[0].q_values == (-1.0, 0.0, 1.0, 2.0, 3.0)
-    assert (batch.actions[0].action, batch.actions[0].policy, batch.policy_version) == (Action.EVICT, "dqn:v1", "v1")
+    assert actions_of(batch)[0].q_values == (-1.0, 0.0, 1.0, 2.0, 3.0)
+    assert (actions_of(batch)[0].action, actions_of(batch)[0].policy, batch.policy_version) == (
+        Action.EVICT,
+        "dqn:v1",
+        "v1",
+    )
 
 
 def test_a_held_worker_gets_hold_with_its_reason_and_keeps_its_quota() -> None:
     rows = np.repeat(state(rho=1.4), 2, axis=0)
     (batch,) = decided([state_batch(rows, holds=[Hold.STALE, 0])], InForce(DQN, DQN))
-    held, free = batch.actions
+    held, free = actions_of(batch)
     assert (held.action, held.hold, held.mask, held.target_rho) == (Action.HOLD, Hold.STALE, 1, 1.4)
     assert held.mask_reasons == (0, *[MaskReason.HELD] * 4)
     assert len(held.q_values) + len(held.shadows) == 0, "nothing is made of a state that is not to be trusted"
@@ -83,13 +87,13 @@ def test_each_message_of_a_drain_gets_its_own_answer_the_same_as_alone() -> None
 def test_a_fixed_policy_jumps_to_its_rho() -> None:
     fixed = rule("fixed:1.6", HeuristicSettings(), np.random.default_rng(0))
     (batch,) = decided([state_batch(state(rho=1.0))], InForce(fixed, None))
-    assert (batch.actions[0].action, batch.actions[0].target_rho) == (Action.WIDEN, 1.6)
-    assert batch.actions[0].target_max_running == 256
+    assert (actions_of(batch)[0].action, actions_of(batch)[0].target_rho) == (Action.WIDEN, 1.6)
+    assert actions_of(batch)[0].target_max_running == 256
 
 
 def test_a_step_of_another_length_moves_deadline_and_lease() -> None:
     (batch,) = decided([state_batch(state(), t_ns=0)], step_s=1.0, deadline_steps=1.5, lease_steps=4)
-    assert (batch.actions[0].deadline_ns, batch.actions[0].lease_ns) == (1_500_000_000, 4_000_000_000)
+    assert (actions_of(batch)[0].deadline_ns, actions_of(batch)[0].lease_ns) == (1_500_000_000, 4_000_000_000)
 
 
 def test_canaries_are_the_same_workers_in_every_step_and_only_they_explore() -> None:
@@ -97,12 +101,12 @@ def test_canaries_are_the_same_workers_in_every_step_and_only_they_explore() -> 
     steps = [state_batch(rows, step=step) for step in range(30)]
     explored: set[str] = set()
     for batch in decided(steps, epsilon=0.2, canary_share=0.1):
-        explored |= {a.worker for a in batch.actions if a.probability < 1.0}
-        assert all(a.probability > 0.8 for a in batch.actions if a.action == Action.HOLD)
+        explored |= {a.worker for a in actions_of(batch) if a.probability < 1.0}
+        assert all(a.probability > 0.8 for a in actions_of(batch) if a.action == Action.HOLD)
     assert 5 <= len(explored) <= 40, "about a tenth of 200"
     again = decided(steps[:1], epsilon=0.2, canary_share=0.1)[0]
-    assert {a.worker for a in again.actions if a.probability < 1.0} == explored
-    assert all(a.probability == 1.0 for a in decided(steps[:1], epsilon=0.2)[0].actions), "no share, no canary"
+    assert {a.worker for a in actions_of(again) if a.probability < 1.0} == explored
+    assert all(a.probability == 1.0 for a in actions_of(decided(steps[:1], epsilon=0.2)[0])), "no share, no canary"
 
 
 @given(
@@ -115,7 +119,7 @@ def test_whatever_comes_in_every_command_is_allowed_in_range_and_encodable(
     features: np.ndarray, classes: list[int], holds: list[int], acting: DqnPolicy
 ) -> None:
     (batch,) = decided([state_batch(features, classes=classes, holds=holds)], InForce(acting, DQN))
-    for command in batch.actions:
+    for command in actions_of(batch):
         assert ALLOWED[command.mask, command.action]
         assert 1.0 <= command.target_rho <= 1.6
         assert 4 <= command.target_max_running <= 1024

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save as save_tensors
 
-from schemas.actions import ACTION_BATCH, Action, ActionBatch
+from schemas.actions import ACTION_BATCH, Action, ActionBatch, actions_of
 from schemas.policies import KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer
 from schemas.states import STATE_BATCH
 from schemas.subjects import BUCKET_POLICY, BUCKET_WEIGHTS, subject, wildcard
@@ -118,19 +118,19 @@ async def test_the_champion_is_swapped_between_two_steps_without_a_pause(running
         await running.put(KEY_CHAMPION, network)
         await running.acts(network.version)
         batch = await running.decision()
-        assert (batch.policy_version, batch.actions[0].action) == (network.version, action)
+        assert (batch.policy_version, actions_of(batch)[0].action) == (network.version, action)
     await running.point(KEY_CHAMPION, PolicyPointer(version="heuristic", kind="heuristic"))
     await running.acts("heuristic")
-    assert (await running.decision()).actions[0].shadows[0].policy.startswith("dqn:"), "it goes on as a shadow"
+    assert actions_of(await running.decision())[0].shadows[0].policy.startswith("dqn:"), "it goes on as a shadow"
 
 
 async def test_a_candidate_travels_as_a_shadow_and_does_not_act(running: Running) -> None:
     await running.put(KEY_CANDIDATE, V1)
     await running.until(lambda: running.metric("policy_info", role="shadow", version="v1") == 1)
     batch = await running.decision()
-    assert (batch.policy_version, batch.actions[0].action) == ("heuristic", Action.HOLD)
-    assert [(s.policy, s.action) for s in batch.actions[0].shadows] == [("dqn:v1", Action.EVICT)]
-    assert len(batch.actions[0].shadows[0].q_values) == 5
+    assert (batch.policy_version, actions_of(batch)[0].action) == ("heuristic", Action.HOLD)
+    assert [(s.policy, s.action) for s in actions_of(batch)[0].shadows] == [("dqn:v1", Action.EVICT)]
+    assert len(actions_of(batch)[0].shadows[0].q_values) == 5
 
 
 @pytest.mark.parametrize("settings", [Settings(policy="dqn")])
@@ -138,7 +138,7 @@ async def test_dqn_forces_the_candidate_to_act(running: Running) -> None:
     assert (await running.decision()).policy_version == "heuristic", "until there is one"
     await running.put(KEY_CANDIDATE, V1)
     await running.acts("v1")
-    assert (await running.decision()).actions[0].action == Action.EVICT
+    assert actions_of(await running.decision())[0].action == Action.EVICT
 
 
 async def test_bad_weights_are_refused_and_the_former_champion_goes_on(running: Running) -> None:

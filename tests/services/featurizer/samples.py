@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.identity import SCHEMA_VERSION, STEP_NS
+from schemas.identity import SCHEMA_VERSION, STEP_NS, action_id
 from schemas.metrics import COLUMN, METRICS, Kind
-from schemas.outcomes import OutcomeBatch, WorkerOutcome
+from schemas.outcomes import OutcomeBatch, WorkerOutcome, outcome_batch
 from schemas.telemetry import NodeSample, pack_metrics
 
 GB = 1e9
@@ -80,29 +80,24 @@ def outcome(
     kind: int = 0,
     probability: float = 1.0,
 ) -> OutcomeBatch:
-    return OutcomeBatch(
-        node=node,
-        boot_id=boot_id,
-        step=step,
-        schema_version=SCHEMA_VERSION,
-        t_ns=step * STEP_NS,
-        outcomes=tuple(
-            WorkerOutcome(
-                worker=worker,
-                action_id=f"{worker}@{boot_id}.{step}",
-                kind=kind,
-                status=0,
-                requested_action=action,
-                executed_action=action,
-                refusal=0,
-                requested_rho=1.1,
-                effective_rho=1.1,
-                effective_generation=2,
-                effective_max_running=256,
-                policy=policy,
-                probability=probability,
-                mask=mask,
-            )
-            for worker in workers
-        ),
-    )
+    said_step = step - 1 if kind else step
+    rows = [
+        WorkerOutcome(
+            worker=worker,
+            action_id=action_id(worker, boot_id, said_step),
+            kind=kind,
+            status=0,
+            requested_action=action,
+            executed_action=action,
+            refusal=0,
+            requested_rho=1.1,
+            effective_rho=1.1,
+            effective_generation=2,
+            effective_max_running=256,
+            policy=policy,
+            probability=probability,
+            mask=mask,
+        )
+        for worker in workers
+    ]
+    return outcome_batch(node, boot_id, step, step * STEP_NS, rows)

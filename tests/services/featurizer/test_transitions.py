@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from schemas.features import FEATURE
-from schemas.outcomes import OutcomeBatch
+from schemas.outcomes import OutcomeBatch, outcome_batch, outcomes_of
 from schemas.transitions import REWARD_PARTS, Columns, TransitionBatch, columns_of
 from services.featurizer.tracker import Tracker, TrackerSettings
 from services.featurizer.transitions import Transitions
@@ -195,8 +195,7 @@ def test_outcomes_of_many_nodes_and_steps_in_one_batch_are_told_apart() -> None:
     "change",
     [
         {"executed_action": 9},
-        {"executed_action": -(2**40)},
-        {"executed_action": 2**64 - 1},
+        {"executed_action": 255},
         {"mask": 0},
         {"mask": 99},
         {"probability": float("nan")},
@@ -210,10 +209,33 @@ def test_a_receipt_that_cannot_be_is_counted_and_the_others_are_kept(change: dic
         loop.step(step)
     loop.sampled(3)
     good = outcome(3)
-    bad = (msgspec.structs.replace(good.outcomes[0], **change), good.outcomes[1])
-    assert loop.executed(msgspec.structs.replace(good, outcomes=bad))[0].workers == ("n0/0/w1",)
+    first, second = outcomes_of(good)
+    bad = outcome_batch(good.node, good.boot_id, good.step, good.t_ns, [first._replace(**change), second])
+    assert loop.executed(bad)[0].workers == ("n0/0/w1",)
     counts = loop.pairs.counts
     assert counts.get(("bad_outcome", ""), 0) + counts.get(("unknown_worker", ""), 0) == 1
+
+
+def test_an_outcome_whose_columns_do_not_agree_is_counted_and_ignored() -> None:
+    loop = Loop()
+    for step in range(3):
+        loop.step(step)
+    loop.sampled(3)
+    assert loop.executed(msgspec.structs.replace(outcome(3), masks=b"\x1f")) == []
+    assert loop.pairs.counts["bad_shape", ""] == 1
+    assert loop.executed(outcome(3))[0].step == 2, "the right one still counts"
+
+
+def test_policies_are_told_apart_by_row() -> None:
+    loop = Loop()
+    for step in range(3):
+        loop.step(step)
+    loop.sampled(3)
+    first, second = outcomes_of(outcome(3))
+    loop.executed(outcome_batch("n0", 1, 3, 0, [first._replace(policy="dqn:v1", probability=0.25), second]))
+    (batch,) = loop.step(4)
+    assert batch.policies == ("dqn:v1", "heuristic")
+    assert columns_of(batch).probabilities.tolist() == [0.25, 1.0]
 
 
 def test_a_row_given_to_another_worker_keeps_nothing_of_the_former() -> None:

@@ -1,0 +1,1 @@
+"""The memory plane: pool, planner, mover, tiers (DESIGN section 5)."""

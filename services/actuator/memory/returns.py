@@ -1,0 +1,254 @@
+"""When does a conversation come back, or has it ended? The estimator behind victims and prefetch. Pure.
+
+Each session's own gaps count first; where it has few they lean on the gaps of sessions of its kind that are at
+the same tempo, those on all sessions of the kind, and those on a flat guess (:func:`return_rates.shrunk` at every
+step). A ``kind`` is whatever the caller tells apart: the service class, or the class together with how the last
+turn ended. Sessions that still wait teach too, as exposure without an event; learning from returns alone would
+call every long wait impossible. DESIGN sections 5 and 7.
+
+All instants are seconds of one clock; ``now_s`` never runs backwards.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from services.actuator.memory import return_rates as rates_of
+from services.actuator.memory.return_rates import BINS, HORIZON_S
+from services.errors import MemoryPlaneError
+
+F8 = NDArray[np.float64]
+I8 = NDArray[np.int64]
+
+_TEMPO_EDGES: Final = (4.0, 6.0, 8.0, 12.0, 18.0, 30.0, 60.0, 150.0)
+_LAST_EDGES: Final = (5.0, 10.0, 20.0, 60.0, 300.0)
+_FIRST: Final = -1
+"""Context of a session's first wait."""
+
+
+class ReturnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much each level is trusted, in events a bin: chosen on part of the training sessions."""
+
+    flat_rate_per_s: float = 1 / 600.0
+    """Rate before anything was seen, 1/s."""
+    flat_strength: float = 0.05
+    kind_strength: float = 4.0
+    session_strength: float = 15.0
+    tempo_memory: float = 0.8
+    """Share of a session's tempo (mean of its log gaps) that survives a gap, 0 to 1."""
+    session_memory: float = 0.97
+    """Share of a session's counts that survives a gap, 0 to 1: people change what they do."""
+    kind_memory_events: float = 100_000.0
+    """A kind's counts are halved beyond this many returns, so that it follows the site's drift."""
+    learn_kinds: bool = True
+    """False freezes what is known of kinds (a validation); sessions' own histories go on."""
+    sessions_most: int = 200_000
+    """Sessions remembered; the one that came back longest ago is forgotten first."""
+
+
+class UnknownSession(MemoryPlaneError):
+    """The session is not waiting: it never finished a turn here, or it is back already."""
+
+    def __init__(self, session: int, waiting: int) -> None:
+        super().__init__(f"session {session} is not waiting ({waiting} are)")
+        self.session = session
+        self.waiting = waiting
+
+
+class _Counts:
+    """Events and exposure by bin."""
+
+    __slots__ = ("events", "seconds")
+
+    def __init__(self) -> None:
+        self.events = np.zeros(BINS)
+        self.seconds = np.zeros(BINS)
+
+    def copy(self) -> _Counts:
+        other = _Counts()
+        other.events[:], other.seconds[:] = self.events, self.seconds
+        return other
+
+
+class _History:
+    """What a session did: its counts, its tempo and its last gap."""
+
+    __slots__ = ("counts", "gaps", "last_s", "log_mean")
+
+    def __init__(self) -> None:
+        self.counts = _Counts()
+        self.gaps = 0
+        self.last_s = 0.0
+        self.log_mean = 0.0
+
+    def context(self) -> int:
+        if not self.gaps:
+            return _FIRST
+        tempo = int(np.searchsorted(_TEMPO_EDGES, math.expm1(self.log_mean), side="right"))
+        return tempo * (len(_LAST_EDGES) + 1) + int(np.searchsorted(_LAST_EDGES, self.last_s, side="right"))
+
+
+class _Wait:
+    """A session between two turns. Its rates are made when they are first asked for, and then stay for the wait:
+    most waits end before anybody asks."""
+
+    __slots__ = ("context", "credited_s", "kind", "rates", "since_s")
+
+    def __init__(self, kind: int, context: int, since_s: float) -> None:
+        self.kind = kind
+        self.context = context
+        self.since_s = since_s
+        self.credited_s = 0.0
+        self.rates: F8 | None = None
+
+
+class ReturnEstimator:
+    """Chances and times of return of the sessions that wait."""
+
+    def __init__(self, settings: ReturnSettings | None = None) -> None:
+        self.settings = settings or ReturnSettings()
+        self._flat = np.full(BINS, self.settings.flat_rate_per_s)
+        self._kinds: dict[int, _Counts] = {}
+        self._contexts: dict[tuple[int, int], _Counts] = {}
+        self._histories: dict[int, _History] = {}
+        self._waits: dict[int, _Wait] = {}
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waits)
+
+    def with_kinds_only(self, settings: ReturnSettings) -> ReturnEstimator:
+        """Another estimator that knows of kinds what this one knows now, and no session."""
+        other = ReturnEstimator(settings)
+        other._kinds = {kind: counts.copy() for kind, counts in self._kinds.items()}
+        other._contexts = {place: counts.copy() for place, counts in self._contexts.items()}
+        return other
+
+    def kind_rates(self, kind: int) -> F8:
+        """Rates of return of a kind as a whole, 1/s, float64 [BINS]: what is known without any history."""
+        counts = self._kinds.get(kind)
+        if counts is None:
+            return self._flat.copy()
+        return rates_of.shrunk(counts.events, counts.seconds, self._flat, self.settings.flat_strength)
+
+    def waiting_rates(self, session: int) -> F8:
+        """Rates of return of a waiting session, 1/s, float64 [BINS]. UnknownSession when it does not wait."""
+        return self._rates(session, self._wait(session)).copy()
+
+    def finished(self, session: int, kind: int, now_s: float) -> None:
+        """A turn of the session ended: it waits from now on. A second call for a waiting one starts anew."""
+        history = self._histories.get(session)
+        context = history.context() if history else _FIRST
+        self._waits[session] = _Wait(kind, context, now_s)
+
+    def returned(self, session: int, now_s: float) -> float:
+        """Its next turn came: seconds it was away. UnknownSession when it did not wait."""
+        wait = self._waits.pop(session, None)
+        if wait is None:
+            raise UnknownSession(session, self.waiting)
+        gap_s = max(now_s - wait.since_s, 0.0)
+        history = self._remembered(session)
+        if gap_s <= HORIZON_S:  # a later one was counted as ended when it passed the horizon
+            self._credit(wait, gap_s, event=True)
+            counts, memory = history.counts, self.settings.session_memory
+            counts.events *= memory
+            counts.seconds *= memory
+            rates_of.add_exposure(counts.seconds, 0.0, gap_s)
+            counts.events[rates_of.bin_of(gap_s)] += 1.0
+        keep = self.settings.tempo_memory if history.gaps else 0.0
+        history.log_mean = keep * history.log_mean + (1.0 - keep) * math.log1p(gap_s)
+        history.last_s = gap_s
+        history.gaps += 1
+        return gap_s
+
+    def closed(self, session: int, now_s: float) -> None:
+        """Its client said that it will not come back: counted as away until the horizon, then forgotten."""
+        wait = self._waits.pop(session, None)
+        if wait is None:
+            raise UnknownSession(session, self.waiting)
+        self._credit(wait, max(HORIZON_S, now_s - wait.since_s), event=False)
+        self._histories.pop(session, None)
+
+    def advance(self, now_s: float) -> None:
+        """Count the waiting so far of those that still wait; call it every few seconds.
+
+        A session away beyond the horizon stays (its estimates say: ended) until it is closed or comes back.
+        """
+        for wait in self._waits.values():
+            self._credit(wait, now_s - wait.since_s, event=False)
+
+    def ended(self, sessions: I8, now_s: float) -> F8:
+        """P(does not come back within the horizon) of each, float64 [n]."""
+        return rates_of.ended(*self._of(sessions, now_s))
+
+    def within(self, sessions: I8, now_s: float, window_s: F8 | float) -> F8:
+        """P(back within ``window_s`` from now), float64 [n]; one window or one each, seconds."""
+        return rates_of.within(*self._of(sessions, now_s), np.broadcast_to(window_s, len(sessions)))
+
+    def quantile(self, sessions: I8, now_s: float, share: float) -> F8:
+        """Seconds from now by which a ``share`` of those that come back are back; 0.5: the expected return."""
+        return rates_of.quantile(*self._of(sessions, now_s), share)
+
+    def mean_away(self, sessions: I8, now_s: float, window_s: float) -> F8:
+        """Expected seconds away out of the next ``window_s``, float64 [n]."""
+        return rates_of.mean_away(*self._of(sessions, now_s), window_s)
+
+    def _of(self, sessions: I8, now_s: float) -> tuple[F8, F8]:
+        """Rates [n, BINS] and idle times [n] of waiting sessions, int64 [n]."""
+        waits = [self._wait(session) for session in sessions.tolist()]
+        pairs = zip(sessions.tolist(), waits, strict=True)
+        rates = np.array([self._rates(session, wait) for session, wait in pairs]).reshape(len(waits), BINS)
+        return rates, np.maximum(now_s - np.array([wait.since_s for wait in waits]), 0.0)
+
+    def _wait(self, session: int) -> _Wait:
+        wait = self._waits.get(session)
+        if wait is None:
+            raise UnknownSession(session, self.waiting)
+        return wait
+
+    def _rates(self, session: int, wait: _Wait) -> F8:
+        if wait.rates is not None:
+            return wait.rates
+        settings = self.settings
+        rates, strength = self._flat, settings.flat_strength
+        for counts in (self._kinds.get(wait.kind), self._contexts.get((wait.kind, wait.context))):
+            if counts is not None:
+                rates = rates_of.shrunk(counts.events, counts.seconds, rates, strength)
+            strength = settings.kind_strength
+        if (history := self._histories.get(session)) is not None:
+            own = history.counts
+            rates = rates_of.shrunk(own.events, own.seconds, rates, settings.session_strength)
+        wait.rates = rates
+        return rates
+
+    def _credit(self, wait: _Wait, idle_s: float, event: bool) -> None:
+        """Count the part of a wait that was not counted yet, and the return that ends it."""
+        idle_s = min(idle_s, HORIZON_S)
+        if not self.settings.learn_kinds:
+            return
+        before_s, wait.credited_s = wait.credited_s, max(wait.credited_s, idle_s)
+        kind = self._kinds.setdefault(wait.kind, _Counts())
+        for counts in (kind, self._contexts.setdefault((wait.kind, wait.context), _Counts())):
+            if idle_s > before_s:
+                rates_of.add_exposure(counts.seconds, before_s, idle_s)
+            if event:
+                counts.events[rates_of.bin_of(idle_s)] += 1.0
+        if event and kind.events.sum() > self.settings.kind_memory_events:
+            self._halve(wait.kind)
+
+    def _halve(self, kind: int) -> None:
+        for counts in [self._kinds[kind], *(found for (of, _), found in self._contexts.items() if of == kind)]:
+            counts.events *= 0.5
+            counts.seconds *= 0.5
+
+    def _remembered(self, session: int) -> _History:
+        history = self._histories.pop(session, None) or _History()
+        self._histories[session] = history  # the newest last
+        if len(self._histories) > self.settings.sessions_most:
+            del self._histories[next(iter(self._histories))]
+        return history
