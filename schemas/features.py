@@ -54,7 +54,8 @@ FEATURES: Final[tuple[Feature, ...]] = (
     Feature("rho", "1", "linear", 1, 1.6, "overcommit factor in force", may_be_absent=False),
     Feature("quota_hard", "1", "linear", 0, 1, "quota_hard_bytes / card_kv_capacity_bytes"),
     Feature("u_reserved", "1", "linear", 0, 1, "kv_reserved_bytes / quota_soft_bytes"),
-    Feature("tpot_p95", "1", "linear", 0, 2, "p95 of requests' mean time per output token over the class limit, last 10 s"),
+    Feature("tpot_p95", "1", "linear", 0, 2,
+            "p95 of requests' mean time per output token over the class limit, last 10 s"),
     Feature("ttft_p95", "1", "linear", 0, 2, "p95 of time to first token over the class limit, last 10 s"),
     Feature("preemption_rate", "1/s", "log", 0.1, 20, "preemptions over the last 10 s"),
     Feature("host_use", "1", "linear", 0, 1, "host_used_bytes / host_capacity_bytes"),
@@ -109,7 +110,8 @@ def normalise(raw: NDArray[np.float32]) -> NDArray[np.float32]:
     np.subtract(value, _LOW, out=scaled)
     ratio = np.maximum(value[:, _LOG], 0) / _LOW[_LOG]
     scaled[:, _LOG] = np.log1p(ratio)
-    scaled /= _SPAN
+    with np.errstate(over="ignore"):  # what overflows is clipped with the rest
+        scaled /= _SPAN
     np.clip(scaled, -1.0, 1.5, out=scaled)
     scaled[~present] = 0.0
     out[:, FEATURE_COUNT:] = present[:, _FLAGGED]

@@ -7,8 +7,11 @@ is one line on stderr and exit code 2; Ctrl-C is exit code 130.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import importlib.metadata
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,12 +29,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments[:1] == ["run"]:
             return _run(arguments[1:])
         namespace = _parser().parse_args(arguments)
-        return int(namespace.command(namespace) or 0)
+        code = int(namespace.command(namespace) or 0)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"tidegate: {error}", file=sys.stderr)
         return 2
     except TidegateError as error:  # raised on purpose: its message says what went wrong, a trace would hide it
         print(f"tidegate: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output left: nothing is wrong, and nothing more can be said
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"tidegate: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -43,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tidegate", description="Overcommit GPU memory for LLM inference without running out of it."
     )
+    parser.add_argument("--version", action="version", version=f"tidegate {importlib.metadata.version('tidegate')}")
     commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run one service", add_help=False)
@@ -55,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     trace = commands.add_parser("trace", help="look at a request trace").add_subparsers(dest="what", required=True)
     info = trace.add_parser("info", help="rates, lengths, burstiness, sessions")
     info.add_argument("file", type=Path)
-    info.add_argument("--format", help="azure, mooncake or sessions; recognised if left out")
+    info.add_argument("--format", help="recognised if left out")
     info.add_argument("--skip-bad", action="store_true", help="leave out malformed lines and count them")
     info.set_defaults(command=_trace_info)
 
@@ -78,6 +92,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments in (["--help"], ["-h"]):
+        print(f"usage: tidegate run {{{','.join(SERVICES)}}} [--config FILE] [--node NODE] [--set KEY=VALUE ...]")
+        print("Runs one service until it is told to stop; `tidegate run SERVICE --help` says more.")
+        return 0
     if not arguments or arguments[0] not in SERVICES:
         found = repr(arguments[0]) if arguments else "nothing"
         raise UserError(f"tidegate run: found {found}, expected one of {', '.join(SERVICES)}")

@@ -31,7 +31,7 @@ from services.errors import BusUnavailable, UserError
 from services.health import HealthServer, answer_on_nats
 from services.lifetime import die_with_parent, limit_the_end, on_stop_signals
 from services.observe import Observe
-from services.settings import CommonSettings, load, parse_assignments
+from services.settings import CommonSettings, check_environment, load, parse_assignments
 from services.shell import DrainBudget, Service, Shell, drain, within
 
 if TYPE_CHECKING:
@@ -229,6 +229,7 @@ def _settings(
         help=f"a setting of [{name}], or common.KEY=VALUE for one of [common]",
     )
     options = parser.parse_args(argv)
+    check_environment(environ)
     assigned = parse_assignments(options.set)
     if options.node is not None:
         assigned["node"] = options.node

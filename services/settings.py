@@ -22,6 +22,11 @@ from services.errors import SettingsError
 SECTIONS = ("common", "telemetry", "featurizer", "decision", "actuator", "learner", "node", "examiner", "demo")
 """Tables that a settings file may hold. One file can serve every process; each reads its own tables."""
 
+PLAIN_VARIABLES = ("CONFIG", "SHARED")
+"""Variables without a section: the settings file, and where tests find public data."""
+TEST_VARIABLES = ("POOL_", "RELOCATION_")
+"""Beginnings of variables that only tests read."""
+
 Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0.0)]
 T = TypeVar("T", bound=msgspec.Struct)
@@ -108,6 +113,22 @@ def load(
         return kind(**values)
     except ValueError as error:  # __post_init__: fields that do not go together
         raise SettingsError(f"settings [{section}]", "values", "a combination", str(error)) from error
+
+
+def check_environment(environ: Mapping[str, str]) -> None:
+    """SettingsError for a variable ``TIDEGATE_...`` that nothing of ours reads: a mistyped one must not be silent."""
+    for variable in environ:
+        rest = variable.removeprefix("TIDEGATE_")
+        if rest == variable or rest in PLAIN_VARIABLES or rest.startswith(TEST_VARIABLES):
+            continue
+        section, underscore, _ = rest.partition("_")
+        if not underscore or section.lower() not in SECTIONS:
+            known = [f"TIDEGATE_{name.upper()}" for name in SECTIONS]
+            close = difflib.get_close_matches(f"TIDEGATE_{section}", known, n=1, cutoff=0.5)
+            expected = (
+                f"{close[0]}_<KEY>" if close else f"TIDEGATE_<{'|'.join(name.upper() for name in SECTIONS)}>_<KEY>"
+            )
+            raise SettingsError("environment", variable, "an unknown variable", expected)
 
 
 def parse_assignments(texts: Collection[str]) -> dict[str, str]:

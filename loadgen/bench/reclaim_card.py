@@ -86,7 +86,7 @@ class Card:
             arena = self.arenas[donor]
             packed = -(-self.engines[donor].running_blocks // self._blocks)
             givable += max(arena.mapped_groups() - max(packed + 1, FLOOR_GROUPS), 0)
-        self.wants.append(Want(tenant, now, groups, givable >= groups))
+        self.wants.append(Want(tenant, now, groups, givable >= groups, self.free_groups < groups))
 
     def step(self, now: float, cycle_s: float) -> None:
         """Hand over what is mapped by now, then serve wants, needs and reserves in this order."""
@@ -171,7 +171,7 @@ class Card:
         """Get up to ``groups`` for ``taker``: free ones, then the neighbours' empty ones, then by the method.
 
         For a need the taker's own idle KV comes before the neighbours', and before everything else while others
-        wait for their mapping: it is usable at once. A reserve is not worth anybody's idle KV.
+        wait for their mapping: it is usable at once. A reserve is filled last.
         """
         if purpose == FOR_NEED and self._queue:
             groups -= self._drop_own(taker, groups, now)
@@ -187,7 +187,7 @@ class Card:
             ready.extend(self._compact(taker, groups - len(ready), begun))
         if len(ready) < groups and purpose == FOR_NEED:
             groups -= self._drop_own(taker, groups - len(ready), now)
-        if len(ready) < groups and self.method.eviction != "none" and purpose != FOR_RESERVE:
+        if len(ready) < groups and self._may_evict(purpose):
             ready.extend(self._evict_for(taker, groups - len(ready), begun))
         for at in ready:
             self._queue.append(Mapping(at, taker, purpose))
@@ -199,6 +199,11 @@ class Card:
             if want.tenant == taker and purpose != FOR_RESERVE and want.given < want.groups:
                 want.given += len(ready)
                 break
+
+    def _may_evict(self, purpose: int) -> bool:
+        """For a reserve only where compaction makes it exactly the deficit: left to holes alone the reserve is empty
+        when a full card's next want comes, and without compaction it would cost a neighbour most of its idle KV."""
+        return self.method.eviction != "none" and (purpose != FOR_RESERVE or self.method.compaction)
 
     def _unmap(self, donor: int, groups: int, ready_s: float) -> list[float]:
         """Take empty groups from a donor."""
@@ -221,15 +226,16 @@ class Card:
         engine = self.engines[donor]
         return SLACK_BLOCKS * (1 + engine.running // 16)
 
-    def _spare_groups(self, donor: int) -> int:
-        """Groups that compaction could empty with the free blocks there are."""
+    def _spare_groups(self, donor: int, slack: bool) -> int:
+        """Groups that compaction could empty with the free blocks there are, less the slack for the donor's growth."""
         arena = self.arenas[donor]
-        return min((arena.room() - self._slack(donor)) // self._blocks, arena.mapped_groups() - FLOOR_GROUPS)
+        room = arena.room() - (self._slack(donor) if slack else 0)
+        return min(room // self._blocks, arena.mapped_groups() - FLOOR_GROUPS)
 
-    def _compact(self, taker: int, groups: int, ready_s: float) -> list[float]:
+    def _compact(self, taker: int, groups: int, ready_s: float, slack: bool = True) -> list[float]:
         """Empty groups of the neighbours by moves, the donor with the most free blocks first."""
         ready: list[float] = []
-        spare = {donor: self._spare_groups(donor) for donor in self._donors(taker)}
+        spare = {donor: self._spare_groups(donor, slack) for donor in self._donors(taker)}
         for donor in sorted(spare, key=lambda d: -spare[d]):
             count = min(spare[donor], groups - len(ready))
             if count <= 0:
@@ -284,8 +290,8 @@ class Card:
             round_groups = min(groups - len(ready), ROUND_GROUPS)
             if not self.method.compaction:
                 ready.extend(self._empty(taker, groups - len(ready), copied))
-            elif not oldest or sum(max(self._spare_groups(d), 0) for d in donors) >= round_groups:
-                ready.extend(self._compact(taker, round_groups, copied))
+            elif not oldest or sum(max(self._spare_groups(d, False), 0) for d in donors) >= round_groups:
+                ready.extend(self._compact(taker, round_groups, copied, slack=False))
             if not oldest:
                 break
         return ready

@@ -45,6 +45,8 @@ class Want:
     groups: int
     givable: bool
     """The neighbours could have given it without preempting: below saturation."""
+    scarce: bool
+    """Nobody's groups did not suffice: it is about neighbours."""
     given: int = 0
     """Granted or on the way."""
     ready_s: list[float] = dataclasses.field(default_factory=list)

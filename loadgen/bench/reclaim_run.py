@@ -55,7 +55,7 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """What one run gave; arrays are per sub-step after the warm-up."""
+    """What one run gave; arrays are per sub-step after the warm-up in which no group of the card is free."""
 
     results: list[Results]
     card: Card | None
@@ -141,7 +141,7 @@ def run_method(setup: Setup, asked: Demand, method: Method, order: str, seconds:
         cycle_s = _iterate(engines, now, card) or IDLE_CYCLE_S
         if check_every and k % check_every == 0:
             card.check()
-        if now >= WARM_UP_S:
+        if now >= WARM_UP_S and card.free_groups == 0:
             used = sum(arena.used_groups() for arena in arenas)
             mapped = sum(arena.mapped_groups() for arena in arenas)
             held = sum(arena.occupied() for arena in arenas)

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import msgspec
 
+from loadgen.engine.specs import CARDS, MODELS
 from loadgen.outputs import check_file, check_new_folder
+from loadgen.traces import FORMATS
+from loadgen.workload import KINDS
 from services.errors import UserError
 
 
@@ -25,10 +28,10 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "Llama-3.1-8B"
     workers_per_card: int = 2
     load: float = 1.2
-    speed: float = 30.0
+    speed: float = 40.0
     """Simulated seconds per wall second at most, so that one can watch and the learner has time to be judged; 0 =
     as fast as the loop goes."""
-    duration_s: float = 900.0
+    duration_s: float = 1200.0
     policy: str = "champion"
     seed: int = 1
     json: Path | None = None
@@ -41,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options on ``parser``; their defaults are those of :class:`DemoOptions`."""
     default = DemoOptions()
     parser.add_argument("--trace", type=Path, metavar="FILE", help="replay this request trace (plain or gzip)")
-    parser.add_argument("--format", dest="trace_format", help="azure, mooncake or sessions; recognised if left out")
+    parser.add_argument("--format", dest="trace_format", help=f"one of {', '.join(FORMATS)}; recognised if left out")
     parser.add_argument("--skip-bad", action="store_true", help="leave out malformed lines and count them")
     parser.add_argument(
         "--workload",
@@ -85,10 +88,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def parse(namespace: argparse.Namespace) -> DemoOptions:
     """Checked options; UserError names the option, what was found and what was expected."""
     options = DemoOptions(**{name: getattr(namespace, name) for name in DemoOptions.__struct_fields__})
-    _at_least("--nodes", options.nodes, 1)
-    _at_least("--workers-per-card", options.workers_per_card, 1)
-    if options.workers_per_card > 3:
-        raise UserError(f"--workers-per-card: found {options.workers_per_card}, expected 1 to 3")
+    _within("--nodes", options.nodes, 1, 64)
+    _within("--workers-per-card", options.workers_per_card, 1, 3)
+    _within("--seed", options.seed, 0, 2**31 - 1)
+    if options.card not in CARDS:
+        raise UserError(f"--card: found {options.card!r}, expected one of {', '.join(CARDS)}")
+    if options.model not in MODELS:
+        raise UserError(f"--model: found {options.model!r}, expected one of {', '.join(MODELS)}")
+    if options.trace is None and options.workload not in KINDS:
+        raise UserError(f"--workload: found {options.workload!r}, expected one of {', '.join(KINDS)}")
+    if options.trace is None and options.trace_format is not None:
+        raise UserError("--format: found it without --trace, expected both or neither")
     if not 0.05 <= options.load <= 20:
         raise UserError(f"--load: found {options.load:g}, expected 0.05 to 20")
     if not 20 <= options.duration_s <= 1_209_600:
@@ -98,16 +108,15 @@ def parse(namespace: argparse.Namespace) -> DemoOptions:
     if not 0.01 <= options.context_scale <= 1:
         raise UserError(f"--context-scale: found {options.context_scale:g}, expected 0.01 to 1")
     _check_policy(options.policy)
-    _at_least("--seed", options.seed, 0)
     check_file("--json", options.json)
     check_file("--trace-out", options.trace_out)
     check_new_folder("--keep", options.keep)
     return options
 
 
-def _at_least(name: str, found: int, least: int) -> None:
-    if found < least:
-        raise UserError(f"{name}: found {found}, expected {least} or more")
+def _within(name: str, found: int, least: int, most: int) -> None:
+    if not least <= found <= most:
+        raise UserError(f"{name}: found {found}, expected {least} to {most}")
 
 
 def _check_policy(policy: str) -> None:

@@ -11,13 +11,15 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from services.bus.embedded import EmbeddedServer
 from services.errors import TidegateError
 
 STOP_TIMEOUT_S = 8.0
+RESTART_LIMIT = 5
+"""Restarts of one child before a run is given up: what dies so often will die again."""
 
 
 class ChildDied(TidegateError):
@@ -33,10 +35,19 @@ class ChildDied(TidegateError):
 class Child:
     """One started process."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        log: Path,
+        arguments: Sequence[str],
+        environment: dict[str, str],
+    ) -> None:
         self.name = name
         self.process = process
         self.log = log
+        self.arguments = arguments
+        self.environment = environment
 
     @property
     def alive(self) -> bool:
@@ -54,6 +65,8 @@ class Processes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.children: dict[str, Child] = {}
+        self.restarts: dict[str, int] = {}
+        """How often :meth:`revive` started a child again."""
 
     async def start(self, name: str, arguments: Sequence[str], environment: dict[str, str] | None = None) -> Child:
         """Run ``python <arguments>`` as child ``name``; a former child of that name must have ended."""
@@ -71,7 +84,7 @@ class Processes:
                 start_new_session=True,
                 env={**os.environ, **(environment or {})},
             )
-        child = Child(name, process, log)
+        child = Child(name, process, log, arguments, environment or {})
         self.children[name] = child
         return child
 
@@ -106,6 +119,22 @@ class Processes:
             code = child.process.returncode
             if code is not None:
                 raise ChildDied(child.name, code, child.tail())
+
+    async def revive(self, may_restart: Callable[[str], bool], limit: int = RESTART_LIMIT) -> list[str]:
+        """Start again what ended by itself and ``may_restart``; the names. ChildDied for another child, and for one
+        that ended more than ``limit`` times."""
+        revived = []
+        for child in list(self.children.values()):
+            code = child.process.returncode
+            if code is None:
+                continue
+            count = self.restarts.get(child.name, 0)
+            if not may_restart(child.name) or count >= limit:
+                raise ChildDied(child.name, code, child.tail())
+            self.restarts[child.name] = count + 1
+            await self.start(child.name, child.arguments, child.environment)
+            revived.append(child.name)
+        return revived
 
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
         self.children[name].process.send_signal(how)

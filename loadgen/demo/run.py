@@ -114,7 +114,7 @@ async def _live(
 
 
 async def _watch(options: DemoOptions, plan: Plan, loop: Loop, view: LiveView, gate: Gate, console: Console) -> None:
-    """Show what happens until every node is done; ChildDied when a process ends before."""
+    """Show what happens until every node is done; services that end are started again. ChildDied for a node."""
     steps = int(-(-plan.duration_s // STEP_S))
     live = console.is_terminal and not options.plain
     began_s = time.monotonic()
@@ -132,7 +132,8 @@ async def _watch(options: DemoOptions, plan: Plan, loop: Loop, view: LiveView, g
 
     with _screen(console, live) as screen:
         while not loop.finished:
-            loop.processes.check()
+            for name in await loop.revive():
+                console.print(f"{name} ended and was started again; its log is {loop.processes.children[name].log}")
             await asyncio.sleep(REFRESH_S)
             if screen is not None:
                 screen.update(view.render(headline()))

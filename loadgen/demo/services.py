@@ -18,8 +18,11 @@ from loadgen.engine.report import Results
 from loadgen.node.files import NodeConfig, load_arrays, save_tables
 from services.bus import Bus
 from services.bus.embedded import EmbeddedServer
+from services.errors import UserError
 
 STEP_TIMEOUT_S: Final = 2.0
+MAX_SOCKET_PATH: Final = 107
+"""What the kernel takes as the address of a Unix socket."""
 STREAM_BYTES: Final = 256 * 1024 * 1024
 """A demo's streams are thrown away with its folder: they need no more."""
 
@@ -34,6 +37,12 @@ class Loop:
         self.processes = Processes(folder)
         self._options = options
         self._plan = plan
+        longest = max(len(str(folder / node / f"0-w{plan.fleet.workers_per_card - 1}.sock")) for node in self.nodes)
+        if longest > MAX_SOCKET_PATH:
+            raise UserError(
+                f"folder {folder}: found a path of {longest} characters for a node's socket, expected at most "
+                f"{MAX_SOCKET_PATH}: set TMPDIR or --keep to a shorter one"
+            )
 
     async def start_server(self) -> None:
         await self.server.start()
@@ -60,6 +69,11 @@ class Loop:
         await self._until_served()
         telemetry = [await self._start("telemetry", f"telemetry-{node}", node) for node in self.nodes]
         await until_ready(self.processes, telemetry)
+
+    async def revive(self) -> list[str]:
+        """Start services that ended again, as a supervisor would; the names. ChildDied when a node ended: its
+        requests are lost with it."""
+        return await self.processes.revive(lambda name: not name.startswith("node-"))
 
     @property
     def finished(self) -> bool:

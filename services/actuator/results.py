@@ -56,9 +56,13 @@ class Results:
         if detail:
             self._details[row] = detail
 
-    def settle(self, row: int, command: Command | None, moved: Receipt | None, quota: Receipt | None) -> None:
-        """Judge a command. ``command`` None: it was never made; ``moved``: the answer to compact or evict;
-        ``quota``: to set_quota, None when it was refused or never came."""
+    def refuse(self, row: int) -> None:
+        """A command that was never made, for the refusal already noted."""
+        self._statuses[row], self._executed[row] = REFUSED, HOLD
+
+    def settle(self, row: int, command: Command, moved: Receipt | None, quota: Receipt | None) -> None:
+        """Judge a command. ``moved``: the answer to compact or evict; ``quota``: to set_quota, None when it was
+        refused or never came."""
         action, target_rho, refusal = self._batch.actions[row], self._target_rho[row], self.refusals[row]
         judged = judge(action, target_rho, command, refusal, moved, quota)
         self._statuses[row], self._executed[row], self.refusals[row] = judged
@@ -127,11 +131,9 @@ def effect_of(row: int, said: Receipt) -> Effect:
 
 
 def judge(
-    action: int, target_rho: float, command: Command | None, refusal: int, moved: Receipt | None, quota: Receipt | None
+    action: int, target_rho: float, command: Command, refusal: int, moved: Receipt | None, quota: Receipt | None
 ) -> tuple[int, int, int]:
     """Status, executed action and refusal. What the engine did counts, also beside something it refused."""
-    if command is None:
-        return REFUSED, HOLD, refusal
     moves = action in MOVES
     took = quota is not None and -RHO_SLACK <= quota.rho - command.rho <= RHO_SLACK
     executed = action if (moved is not None if moves else took) else HOLD

@@ -239,7 +239,7 @@ class NodeSteps:
             member = step.members[row]
             if member is None or member.known is None or member.problem:
                 results.explain(row, member.problem if member is not None else "")
-                results.settle(row, None, None, None)
+                results.refuse(row)
                 continue
             known, engine, action = member.known, member.engine, batch.actions[row]
             command = known.command
@@ -267,7 +267,8 @@ class NodeSteps:
                 else:
                     quota = await engine.set_quota(order)
                 self.account.receipt(known, quota)
-                step.said.append(Said(engine, order, quota))
+                if not refusals[row]:
+                    step.said.append(Said(engine, order, quota))
             except EngineRefused as error:
                 if refusals[row] == NONE:
                     refusals[row] = REFUSAL_OF_REASON.get(error.reason, ENGINE_REFUSED)
@@ -276,9 +277,10 @@ class NodeSteps:
                 member.problem = error.detail
                 refusals[row] = ENGINE_UNREACHABLE
                 results.explain(row, error.detail)
-            if (
-                command is None
-                or quota is None
+            if command is None:
+                results.refuse(row)
+            elif (
+                quota is None
                 or refusals[row]
                 or action in MOVES
                 or quota.rho != command.rho

@@ -17,8 +17,9 @@ import schemas.scaleout
 import schemas.states
 import schemas.telemetry
 import schemas.transitions
-from schemas.codec import DecodeError, fit_columns, unpack
+from schemas.codec import DecodeError, fit_columns, pack_row, unpack, unpack_row
 from schemas.features import FEATURE_HASH
+from schemas.identity import parse_action_id
 from schemas.metrics import METRICS
 from schemas.telemetry import metrics_of
 from schemas.transitions import columns_of
@@ -129,3 +130,83 @@ def test_parts_that_do_not_agree_are_a_decode_error() -> None:
         columns_of(msgspec.structs.replace(good, policies=("a",)))
     with pytest.raises(DecodeError, match="table"):
         columns_of(msgspec.structs.replace(good, feature_hash="other"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"workers": ("a",)},
+        {"actions": b"\x01"},
+        {"target_rho": bytes(15)},
+        {"probabilities": bytes(4)},
+        {"policy_index": bytes([0, 2])},
+        {"policies": ()},
+        {"mask_reasons": bytes(5)},
+        {"mask_reasons": b"\x00" * 9},
+    ],
+)
+def test_action_columns_that_do_not_agree_are_a_decode_error(change: dict[str, object]) -> None:
+    with pytest.raises(DecodeError) as caught:
+        schemas.actions.columns_of(msgspec.structs.replace(samples.ACTION, **change))
+    assert caught.value.reason == "bad_shape"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"workers": ("a",)},
+        {"statuses": b"\x01"},
+        {"effective_rho": bytes(17)},
+        {"policy_index": bytes([0, 2])},
+        {"effects": (schemas.outcomes.Effect(2),)},
+        {"completions": (schemas.outcomes.Completion(-1, 1, 1),)},
+    ],
+)
+def test_outcome_columns_that_do_not_agree_are_a_decode_error(change: dict[str, object]) -> None:
+    with pytest.raises(DecodeError) as caught:
+        schemas.outcomes.check_columns(msgspec.structs.replace(samples.OUTCOME, **change))
+    assert caught.value.reason == "bad_shape"
+
+
+def test_a_batch_by_rows_says_what_its_columns_say() -> None:
+    acting, held = schemas.actions.actions_of(samples.ACTION)
+    assert (acting.worker, acting.action, acting.target_rho, acting.policy) == (
+        "gpu-01.example/0/w0",
+        1,
+        1.2,
+        "heuristic",
+    )
+    assert acting.action_id == "gpu-01.example/0/w0@1700000000000000000.7"
+    assert (acting.mask_reasons, acting.q_values) == ((0, 0, 0, 9, 0), (0.5, 1.5, 2.5, 3.5, 4.5))
+    assert [(one.policy, one.action) for one in acting.shadows] == [("dqn:v2", 4)]
+    assert (held.policy, held.probability, held.hold) == ("dqn:v1", 0.5, 1)
+    assert (held.q_values, held.shadows) == ((), ()), "nothing is made of a state that is not to be trusted"
+    receipt, completion = schemas.outcomes.outcomes_of(samples.OUTCOME)
+    assert (receipt.kind, receipt.detail, receipt.evicted_bytes) == (0, "clipped to 1.6", 0)
+    assert (completion.kind, completion.action_id) == (1, "gpu-01.example/0/w1@1700000000000000000.5")
+    assert (completion.evicted_bytes, completion.pages_freed, completion.pause_us) == (2, 4, 5.5)
+
+
+def test_rows_packed_again_give_the_same_outcomes() -> None:
+    rows = schemas.outcomes.outcomes_of(samples.OUTCOME)
+    head = samples.OUTCOME
+    assert schemas.outcomes.outcome_batch(head.node, head.boot_id, head.step, head.t_ns, rows) == head
+
+
+def test_rows_packed_again_give_the_same_actions_but_for_what_networks_think() -> None:
+    head = samples.ACTION
+    rows = schemas.actions.actions_of(head)
+    again = schemas.actions.action_batch(head.node, head.boot_id, head.step, head.t_ns, rows, head.policy_version)
+    assert again == msgspec.structs.replace(head, q_values=b"", shadows=())
+    with pytest.raises(ValueError, match="one pair for the whole batch"):
+        schemas.actions.action_batch("n", 1, 1, 0, [rows[0], rows[1]._replace(lease_ns=1)])
+
+
+def test_a_number_beyond_64_bits_is_packed_as_the_nearest_that_fits() -> None:
+    assert unpack_row(pack_row([2**64 - 1, -(2**70), 5], "q"), "q") == (2**63 - 1, -(2**63), 5)
+
+
+@pytest.mark.parametrize("text", ["", "n0/0/w0", "@1.2", "n0/0/w0@1", "n0/0/w0@x.2"])
+def test_a_text_that_is_no_action_id_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match="action id"):
+        parse_action_id(text)

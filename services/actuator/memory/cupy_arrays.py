@@ -48,10 +48,13 @@ class CupyDevice:
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
-        self._device = cupy.cuda.Device(number)
         self._module: Any = None
         self._functions: dict[str, Any] = {}
         self._batch: Batch | None = entry_point(int(runtime.driverGetVersion()))
+
+    def _here(self) -> Any:
+        # A new object each time: what one remembers of the device before it may not be shared between threads.
+        return cupy.cuda.Device(self.number)
 
     @property
     def name(self) -> str:
@@ -59,7 +62,7 @@ class CupyDevice:
 
     @property
     def processors(self) -> int:
-        return int(self._device.attributes["MultiProcessorCount"])
+        return int(self._here().attributes["MultiProcessorCount"])
 
     @property
     def has_batch(self) -> bool:
@@ -68,8 +71,9 @@ class CupyDevice:
     def load(self) -> None:
         """Compile kernels.cu for this card (NVRTC; CuPy keeps the result on disk) and look up its kernels."""
         source = files("services.actuator.memory").joinpath("kernels.cu").read_text()
-        with self._device:
+        with self._here():
             self._module = cupy.RawModule(code=source, options=("-std=c++17",))
+            self._module.compile()
             for kernel in (
                 "move_blocks", "copy_blocks", "gather_blocks", "scatter_blocks", "checksum_blocks", "read_blocks",
             ):  # fmt: skip
@@ -77,11 +81,11 @@ class CupyDevice:
 
     def new_stream(self, *, urgent: bool = False) -> Any:
         """Of the lowest priority, or of the next higher one where ``urgent`` (the benchmark's decode step)."""
-        with self._device:
+        with self._here():
             return cupy.cuda.Stream(non_blocking=True, priority=LOWEST_PRIORITY - urgent)
 
     def reserve(self, size: int) -> _DeviceBuffer:
-        with self._device:
+        with self._here():
             try:
                 return _DeviceBuffer(cupy.cuda.Memory(size), size)
             except FAILURES as error:
@@ -89,7 +93,7 @@ class CupyDevice:
 
     def upload(self, values: I8, stream: Any) -> _DeviceBuffer:
         packed = np.ascontiguousarray(values, np.int64)
-        with self._device, stream:
+        with self._here(), stream:
             # From the pool and freed on this stream, so it is not used again before the kernel has read it. The
             # source is pageable: the call returns when CUDA has taken a copy of it.
             memory = cupy.cuda.alloc(max(packed.nbytes, 8))
@@ -99,27 +103,27 @@ class CupyDevice:
     def launch(self, kernel: str, thread_blocks: int, arguments: tuple[int, ...], stream: Any) -> None:
         if self._module is None:
             self.load()
-        with self._device, stream:
+        with self._here(), stream:
             packed = tuple(np.uint64(value) for value in arguments)
             self._functions[kernel]((thread_blocks,), (THREADS,), packed)
 
     def copy(self, target: int, source: int, size: int, stream: Any) -> None:
-        with self._device:
+        with self._here():
             runtime.memcpyAsync(target, source, size, runtime.memcpyDefault, stream.ptr)
 
     def copy_batch(self, targets: U8, sources: U8, sizes: U8, stream: Any) -> None:
         if self._batch is None:
             raise NotImplementedError("cuMemcpyBatchAsync needs a driver of CUDA 12.8 or newer")
-        with self._device:
+        with self._here():
             self._batch(targets, sources, sizes, int(stream.ptr))
 
     def synchronize(self, stream: Any) -> None:
-        with self._device:
+        with self._here():
             stream.synchronize()
 
     def free_bytes(self) -> int:
         """Free memory of the card, as the driver sees it."""
-        with self._device:
+        with self._here():
             return int(runtime.memGetInfo()[0])
 
 

@@ -90,7 +90,7 @@ class Departures:
         size = self.bytes_of(owner)
         if not self._effects.swap_out(owner, blocks):
             self._pool.abort_leave(owner)
-            pass
+            self.tier_failed = True
             return
         self._pool.complete_leave(owner)
         self.copied_out_bytes += size

@@ -121,15 +121,18 @@ class DeviceMover:
         if path in (SM, STAGED) and kind != IN_CARD and not self._pinned:
             raise NotImplementedError("kernels reach the host's memory only where it is pinned")
         stream = self._streams[kind]
-        if path == SM:
-            self._by_kernel(kind, target, into, source, from_, stream)
-        elif path == STAGED:
-            self._by_staging(kind, target, into, source, from_, stream)
-        elif path in (BATCH, COPIES):
-            self._by_engine(path, target, into, source, from_, stream)
-        else:
-            raise NotImplementedError(f"no copy path {path}")
-        self._device.synchronize(stream)
+        try:
+            if path == SM:
+                self._by_kernel(kind, target, into, source, from_, stream)
+            elif path == STAGED:
+                self._by_staging(kind, target, into, source, from_, stream)
+            elif path in (BATCH, COPIES):
+                self._by_engine(path, target, into, source, from_, stream)
+            else:
+                raise NotImplementedError(f"no copy path {path}")
+        finally:
+            # After a failure too: whoever aborts the ticket gives its blocks to others, so nobody may write there.
+            self._device.synchronize(stream)
 
     def _by_kernel(self, kind: str, target: Arena, into: I8, source: Arena, from_: I8, stream: Any) -> None:
         device, count, size = self._device, len(into), target.geometry.block_bytes

@@ -132,11 +132,9 @@ class DiskTier:
         sums = np.empty(len(blocks), dtype=np.uint64)
         with _Aborting(self, ticket):
             for first, end, slot in self._pieces(ticket.rows):
-                values = np.zeros((end - first, self.layout.stride), dtype=np.uint8)
-                bytes_of = arena.read(blocks[first:end])
-                values[:, : self.block_bytes] = bytes_of
-                sums[first:end] = _sums(bytes_of)
-                self._file.write_at(self.layout.slot_at(slot), as_bytes(values))
+                values = arena.read(blocks[first:end])
+                sums[first:end] = _sums(values)
+                self._file.write_at(self.layout.slot_at(slot), as_bytes(self._padded(values)))
             headers = disk_format.slot_headers(disk_format.HELD, ticket.key, ticket.sequence, sums)
             for slot, header in zip(ticket.slots[1:], headers[1:], strict=True):
                 self._file.write_at(self.layout.header_at(slot), as_bytes(header.reshape(1)))
@@ -222,6 +220,11 @@ class DiskTier:
             if at == len(slots) or slots[at] != slots[at - 1] + 1 or at - first == most:
                 yield first, at, int(slots[first])
                 first = at
+
+    def _padded(self, values: U1) -> U1:
+        """Blocks uint8 [n, block_bytes] as they lie in the file: uint8 [n, stride]."""
+        more = self.layout.stride - self.block_bytes
+        return np.pad(values, ((0, 0), (0, more))) if more else values
 
     def _write_header(self, slot: int) -> None:
         self._file.write_at(self.layout.header_at(slot), as_bytes(self._headers[slot : slot + 1]))

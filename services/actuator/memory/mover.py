@@ -124,7 +124,7 @@ def checked_pairs(card: Geometry, blocks: I8, host: Geometry, slots: I8, *, into
 
 
 def measure_paths(piece_bytes: tuple[int, ...] = PIECE_BYTES, *, seed: int = 0) -> PathTable:
-    """Time the CPU paths on scattered pieces: some 0.3 s and 64 MiB."""
+    """Time the CPU paths on scattered pieces: 64 MiB, and some 2 s on a busy machine of two cores."""
     order = np.random.default_rng(seed)
     whole = host_geometry(_MEASURED_BYTES, 1)
     near, far = PrivateArena(whole).view, PrivateArena(whole).view

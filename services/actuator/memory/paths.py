@@ -15,7 +15,7 @@ import msgspec
 
 PIECE_BYTES: Final = (4096, 16384, 65536, 2 << 20)
 """Sizes measured by default."""
-REPEATS: Final = 3
+REPEATS: Final = 7
 
 
 class PathTable(msgspec.Struct, frozen=True):
@@ -47,22 +47,25 @@ def measure(
 ) -> PathTable:
     """Rates of ``paths``, by ``run(path, piece_bytes) -> (bytes, seconds)``, median of ``repeats`` after one warm-up.
 
-    A path that raises ``NotImplementedError`` is one this machine does not have, and is left out. ValueError when
-    none is left.
+    The paths take turns, so that what else the machine does hits all of them. A path that raises
+    ``NotImplementedError`` is one this machine does not have, and is left out. ValueError when none is left.
     """
-    rates: dict[str, tuple[float, ...]] = {}
-    for path in paths:
-        measured: list[float] = []
-        try:
-            for size in piece_bytes:
+    rates: dict[str, list[float]] = {path: [] for path in paths}
+    for size in piece_bytes:
+        for path in tuple(rates):
+            try:
                 run(path, size)
-                measured.append(statistics.median(_rate(*run(path, size)) for _ in range(repeats)))
-        except NotImplementedError:
-            continue
-        rates[path] = tuple(measured)
+            except NotImplementedError:
+                del rates[path]
+        turns: dict[str, list[float]] = {path: [] for path in rates}
+        for _ in range(repeats):
+            for path, measured in turns.items():
+                measured.append(_rate(*run(path, size)))
+        for path, measured in turns.items():
+            rates[path].append(statistics.median(measured))
     if not rates:
         raise ValueError(f"none of the copy paths {', '.join(paths)} works on this machine")
-    return PathTable(tuple(piece_bytes), rates)
+    return PathTable(tuple(piece_bytes), {path: tuple(measured) for path, measured in rates.items()})
 
 
 def fixed(path: str, gb_per_s: float = 1.0) -> PathTable:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from services.actuator.memory.returns import ReturnEstimator
 from services.actuator.memory.victims import Machine, Prices
 
 F8 = NDArray[np.float64]
@@ -73,6 +74,20 @@ def load_seconds(size_bytes: F8, machine: Machine) -> F8:
 def windows(size_bytes: F8, machine: Machine, settings: PrefetchSettings) -> F8:
     """Seconds from now within which each must come back for a prefetch begun now to be of use, float64 [n]."""
     return load_seconds(size_bytes, machine) + settings.margin_s + settings.hold_s
+
+
+def away_sessions(
+    estimator: ReturnEstimator,
+    sessions: I8,
+    size_bytes: F8,
+    tokens: F8,
+    now_s: float,
+    machine: Machine,
+    settings: PrefetchSettings,
+) -> Away:
+    """Waiting sessions, int64 [n], with what the estimator expects of them. UnknownSession."""
+    chance = estimator.within(sessions, now_s, windows(size_bytes, machine, settings))
+    return Away(size_bytes, tokens, estimator.quantile(sessions, now_s, settings.early_share), chance)
 
 
 def starts(away: Away, machine: Machine, settings: PrefetchSettings) -> F8:

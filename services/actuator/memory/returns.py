@@ -153,8 +153,8 @@ class ReturnEstimator:
             raise UnknownSession(session, self.waiting)
         gap_s = max(now_s - wait.since_s, 0.0)
         history = self._remembered(session)
-        if gap_s <= HORIZON_S:  # a later one was counted as ended when it passed the horizon
-            self._credit(wait, gap_s, event=True)
+        self._credit(wait, gap_s, event=gap_s <= HORIZON_S)  # beyond the horizon it counts as ended
+        if gap_s <= HORIZON_S:
             counts, memory = history.counts, self.settings.session_memory
             counts.events *= memory
             counts.seconds *= memory

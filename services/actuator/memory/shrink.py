@@ -202,13 +202,9 @@ class _Run:
         self._give_back("eviction")
 
     def _compact(self, groups: int) -> bool:
-        rates, pool = self._rates, self._pool
-        plan = plan_blocks(
-            pool.blocks,
-            want_groups=groups,
-            budget_s=max(self._left_s() - 2 * rates.boundary_s - groups * rates.unmap_group_s, 0.0),
-            copy_bytes_per_s=rates.copy_bytes_per_s,
-        )
+        """Empty as many groups as were planned for the time that is left."""
+        pool = self._pool
+        plan = plan_blocks(pool.blocks, want_groups=groups, copy_bytes_per_s=self._rates.copy_bytes_per_s)
         if self._mover_failed or not len(plan.moves):
             return False
         ticket = pool.prepare(plan.moves)

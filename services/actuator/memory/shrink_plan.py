@@ -164,7 +164,9 @@ class _Draft:
         choice = choose(self._without(chosen), self._geometry, want_groups=groups)
         moved_bytes = choice.blocks * self._geometry.block_bytes
         copy_s = moved_bytes / rates.copy_bytes_per_s
-        boundaries = (1 if chosen.any() else 0) + (2 if moved_bytes else 0)
+        # One after the idle sessions, one after the running ones, and two around the commit of the moves.
+        left = int((chosen & self._idle).any()) + int((chosen & ~self._idle).any())
+        boundaries = left + (2 if moved_bytes else 0)
         other_s = boundaries * rates.boundary_s + groups * rates.unmap_group_s
         swaps = self._swaps(chosen, self._within_s - copy_s - other_s)
         swap_bytes = int(self._bytes[swaps].sum())

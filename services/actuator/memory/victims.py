@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from services.actuator.memory.returns import ReturnEstimator
+
 F8 = NDArray[np.float64]
 I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -75,6 +77,26 @@ class Idle:
     """float64 [n], 0 to 1: chance that it comes back within the horizon."""
     away_s: F8
     """float64 [n]: expected seconds away out of the horizon (``ReturnEstimator.mean_away``)."""
+
+
+def idle_sessions(
+    estimator: ReturnEstimator,
+    sessions: I8,
+    size_bytes: F8,
+    tokens: F8,
+    missing_bytes: F8,
+    now_s: float,
+    horizon_s: float = 600.0,
+) -> Idle:
+    """Waiting sessions, int64 [n], with what the estimator expects of them in the next ``horizon_s`` seconds (how
+    far ahead the choice looks: beyond that, others will have come and gone). UnknownSession."""
+    return Idle(
+        size_bytes,
+        tokens,
+        missing_bytes,
+        estimator.within(sessions, now_s, horizon_s),
+        estimator.mean_away(sessions, now_s, horizon_s),
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

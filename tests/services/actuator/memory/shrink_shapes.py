@@ -205,6 +205,7 @@ SHAPES = [
     Shape("a mover that fails", broken_mover, 6, 0.05, False, _of(), "mover", KEEP),
     Shape("victims that come back meanwhile", coming_back, 10, 1.0, True, _of(EVICTION)),
     Shape("a link half as fast as promised", idle(False), 10, 0.2, True, _of(EVICTION), link_slower=2.0),
+    Shape("a link an eighth as fast as promised", idle(False), 10, 0.2, True, _of(EVICTION), link_slower=8.0),
     Shape("copies ten times as slow as promised", sparse(), 6, 0.03, False, _of(COMPACTION), "copy", copy_slower=10.0),
     Shape("a deadline that has passed", running(), 10, 0.0, False, _of(), "time"),
 ]

@@ -25,6 +25,7 @@ class Card:
         self.preempted: list[int] = []
         self.forgotten: list[int] = []
         self.tier_works = True
+        self.swaps_asked = 0
         self.mover_works = True
         self.at_boundary: list[Callable[[], object]] = []
         """What the engine does at the next boundaries, one each."""
@@ -60,6 +61,7 @@ class Card:
             assert np.array_equal(found, wanted), f"session {owner} ({session.state.name}) lost its bytes"
 
     def swap_out(self, owner: int, blocks: I8) -> bool:
+        self.swaps_asked += 1
         if not self.tier_works:
             return False
         size = len(blocks) * self.pool.geometry.block_bytes

@@ -90,6 +90,24 @@ class TestDeviceMover(MoverContract):
         mover.out(CpuDeviceArena(geometry), blocks, PrivateArena(geometry), np.arange(64))
         assert device.calls == ["gather_blocks", "copy"]
 
+    def test_a_failed_transfer_has_nothing_under_way_when_its_error_arrives(
+        self, kernels: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        device = CpuDevice(kernels)
+        copy, waits = device.copy, []
+
+        def fail_later(target: int, source: int, size: int, stream: object) -> None:
+            if device.calls:
+                raise RuntimeError("the link is down")
+            copy(target, source, size, stream)
+
+        monkeypatch.setattr(device, "copy", fail_later)
+        monkeypatch.setattr(device, "synchronize", lambda stream: waits.append(list(device.calls)))
+        geometry, blocks = Geometry(4096, 1, 8), np.array([1, 3, 5], np.int64)
+        with pytest.raises(RuntimeError, match="link is down"):
+            DeviceMover(device, tables("copies")).out(CpuDeviceArena(geometry), blocks, PrivateArena(geometry), blocks)
+        assert waits == [["copy"]], "the copy that had started is waited for before anybody can abort"
+
     def test_pageable_memory_is_never_given_to_a_kernel(self, kernels: ctypes.CDLL) -> None:
         device = CpuDevice(kernels)
         geometry = Geometry(4096, 1, 4)

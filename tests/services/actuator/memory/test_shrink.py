@@ -109,6 +109,21 @@ def test_running_requests_are_preempted_only_when_idle_kv_does_not_suffice_and_t
     assert receipt.preemption.bytes == 10 * PER_GROUP * 1_000_000
 
 
+def test_a_tier_that_refuses_is_asked_once_and_the_session_it_refused_is_not_left_half_way() -> None:
+    card, receipt = shrink(NAMED["a full host tier"])
+    assert card.swaps_asked == 1, "no retry storm"
+    assert receipt.copied_out_bytes == 0
+    assert receipt.forgotten_bytes == receipt.evicted_bytes > 0
+    assert {one.state for one in card.pool.sessions.values()} == {SessionState.IDLE}
+
+
+def test_a_copy_that_fails_is_aborted_and_tried_no_more() -> None:
+    card, receipt = shrink(NAMED["a mover that fails"])
+    assert card.pool.relocations.tickets == {}
+    assert card.pool.used_blocks == GROUPS * 4, "destinations are free again"
+    assert receipt.moved_bytes == 0
+
+
 def test_moves_as_few_bytes_as_the_planner_says_are_needed() -> None:
     shape = NAMED["a quarter full everywhere"]
     card = shape.card()

@@ -140,6 +140,14 @@ def test_a_class_that_forbids_swapping_has_a_link_rate_of_zero_and_swaps_nothing
     assert plan.forgets == (1, 2, 3)
 
 
+def test_kv_in_a_waiters_groups_is_no_help_and_stays() -> None:
+    card = Card(Pool(Geometry(1_000_000, PER_GROUP, GROUPS), order="lowest"), RATES)
+    idle = [Victim(card.idle(owner, PER_GROUP), True) for owner in range(1, 11)]
+    card.pool.protect(7, np.arange(2))
+    plan = plan_shrink(card.pool.blocks, 1, within_s=FOR_EVER, idle=idle, rates=RATES)
+    assert plan.drops == (3,), "the sessions in groups 0 and 1 free nothing that can be given back"
+
+
 def test_a_pinned_prefix_stays_whoever_is_named() -> None:
     card = Card(Pool(Geometry(1_000_000, PER_GROUP, GROUPS)), RATES)
     card.run(1, 2 * PER_GROUP, pinned=True)

@@ -20,7 +20,7 @@ from .actuator_process import BUDGET_BYTES
 from .processes import Child, EngineProcess, assert_served_right, connect, relocator
 
 ROUNDS = int(os.environ.get("TIDEGATE_RELOCATION_ROUNDS", "1000"))
-"""The full count of the issue is 10,000: some two minutes on two busy cores."""
+"""The full count of the issue is 10,000: 336 s on two cores at a load of 10, 90 s of CPU."""
 
 
 @pytest.fixture(scope="module")

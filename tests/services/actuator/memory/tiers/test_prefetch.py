@@ -10,10 +10,10 @@ from services.actuator.memory.prefetch import (
     Headroom,
     PrefetchSettings,
     Source,
+    away_sessions,
     due,
     load_or_recompute,
     starts,
-    windows,
 )
 from services.actuator.memory.returns import ReturnEstimator
 from services.actuator.memory.victims import Machine, Prices
@@ -71,12 +71,7 @@ def test_a_regular_session_is_back_on_the_card_just_before_its_client() -> None:
     began = None
     for second in range(60):
         at_s = now_s + second
-        sessions = Away(
-            size_bytes=size,
-            tokens=np.array([300_000.0]),
-            early_s=estimator.quantile(one, at_s, SETTINGS.early_share),
-            chance=estimator.within(one, at_s, windows(size, MACHINE, SETTINGS)),
-        )
+        sessions = away_sessions(estimator, one, size, np.array([300_000.0]), at_s, MACHINE, SETTINGS)
         if rows(sessions):
             began = second
             break

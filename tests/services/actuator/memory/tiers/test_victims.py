@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.actuator.memory.victims import Choice, Idle, Machine, Prices, Way, choose, costs, prices
+from services.actuator.memory.returns import ReturnEstimator
+from services.actuator.memory.victims import (
+    Choice,
+    Idle,
+    Machine,
+    Prices,
+    Way,
+    choose,
+    costs,
+    idle_sessions,
+    prices,
+)
 
 GB = 1e9
 MACHINE = Machine(out_bytes_per_s=25 * GB, back_bytes_per_s=25 * GB, prefill_tokens_per_s=10_000)
@@ -47,6 +58,22 @@ def test_who_has_ended_goes_first_and_nothing_is_carried_for_it() -> None:
     assert rows(choice) == [1]
     assert choice.ways.tolist() == [Way.DROP]
     assert choice.moved_bytes == 0
+
+
+def test_the_estimator_tells_who_has_gone_quiet() -> None:
+    estimator = ReturnEstimator()
+    for number in range(200):
+        estimator.finished(number, 0, 0.0)
+        if number % 4:
+            estimator.returned(number, 20.0)
+        else:
+            estimator.closed(number, 0.0)
+    estimator.finished(1000, 0, 0.0)  # silent for five minutes
+    estimator.finished(1001, 0, 295.0)
+    size = np.array([1.0, 1.0]) * GB
+    sessions = idle_sessions(estimator, np.array([1000, 1001]), size, size / 131_072, size, now_s=300.0)
+    assert sessions.returns[0] < 0.1 < 0.6 < sessions.returns[1]
+    assert rows(choose(sessions, 1 * GB, MACHINE, PRICE)) == [0]
 
 
 def test_who_has_a_copy_goes_before_who_must_be_carried() -> None:
