@@ -134,6 +134,8 @@ class _Bench:
                 for sample in family.samples:
                     key = sample.name.removeprefix("tidegate_").removesuffix("_total")
                     counters[key] = counters.get(key, 0.0) + sample.value
+                    if "action" in sample.labels:
+                        counters[f"{key}:{sample.labels['action']}"] = sample.value
         return counters
 
     async def _losses(self) -> dict[str, int]:
@@ -168,6 +170,16 @@ class _Bench:
             },
         }
 
+    @staticmethod
+    def _acting_share(before: _Reading, after: _Reading) -> float:
+        """Share of the decisions that were another action than hold: what a step costs depends on it."""
+        made = {
+            key: after.counters[key] - before.counters.get(key, 0.0)
+            for key in after.counters
+            if key.startswith("decision_decisions:")
+        }
+        return 1.0 - made.get("decision_decisions:hold", 0.0) / max(sum(made.values()), 1.0)
+
     def _figures(
         self, before: _Reading, after: _Reading, lost: Mapping[str, int], hops: NDArray[np.float64]
     ) -> dict[str, Any]:
@@ -193,6 +205,7 @@ class _Bench:
             "bare_hops_p99_ms": round(float(np.percentile(hops, 99)), 3),
             "ratio_p50": round(p50 / bare, 2),
             "steps": self._steps,
+            "acting_share": round(self._acting_share(before, after), 3),
             "transitions_per_step": round(grown / self._steps, 1),
             "memory_mb": {name: round(after.rss_bytes[name] / 1e6) for name in after.rss_bytes},
         }

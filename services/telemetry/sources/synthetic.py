@@ -23,6 +23,9 @@ from services.telemetry.sources.reading import Reading
 GROUPS: Final = 40
 """Into how many moments a spread step is cut."""
 _POOL: Final = 64
+_LEVELS: Final = (0.05, 0.64)
+"""KV use over Q0. Commands do not change it, so what lies above the rules' threshold of 0.6 is evicted every step: a
+tenth or so of the workers acts, as in a replay of agent sessions."""
 _GB: Final = 1e9
 _CONSTANTS: Final = {
     "hbm_bytes": 80 * _GB, "weights_bytes": 16 * _GB, "block_bytes": float(2 << 20),
@@ -52,13 +55,13 @@ class Synthetic:
             self.metrics[:, COLUMN[name]] = self._q0
         self.metrics[:, COLUMN["card_kv_capacity_bytes"]] = capacity
         self.metrics[:, COLUMN["finished"] :] = rng.integers(0, 1000, (rows, 1))
-        self._level = rng.uniform(0.2, 0.8, rows)
+        self._level = rng.uniform(*_LEVELS, rows)
         self._pool = self._increments(rng)
 
     def step(self) -> None:
         """Move every worker one step on."""
         metrics, rng, rows = self.metrics, self._rng, len(self.metrics)
-        self._level = np.clip(self._level + rng.normal(0.0, 0.02, rows), 0.05, 0.95)
+        self._level = np.clip(self._level + rng.normal(0.0, 0.02, rows), *_LEVELS)
         level = self._level
         kv = level * self._q0
         running = np.round(4 + 28 * level)
@@ -92,9 +95,11 @@ class Synthetic:
         pool[:, COLUMN["good_tokens"]] = 0.9 * pool[:, COLUMN["output_tokens"]]
         pool[:, COLUMN["judged"]] = finished
         pool[:, COLUMN["violations"]] = np.minimum(finished, rng.integers(0, 2, _POOL))
-        pool[:, COLUMN["preemptions"]] = rng.integers(0, 2, _POOL)
-        pool[:, TTFT_SLICE] = rng.integers(0, 3, (_POOL, TTFT_SLICE.stop - TTFT_SLICE.start))
-        pool[:, TPOT_SLICE] = rng.integers(0, 90, (_POOL, TPOT_SLICE.stop - TPOT_SLICE.start))
+        pool[:, COLUMN["preemptions"]] = rng.random(_POOL) < 0.02
+        # Nearly all within the limit (bin 9 ends there), as with an operator who has sized his fleet.
+        pool[:, TTFT_SLICE.start : TTFT_SLICE.start + 4] = rng.integers(0, 3, (_POOL, 4))
+        pool[:, TPOT_SLICE.start + 3 : TPOT_SLICE.start + 8] = rng.integers(0, 3, (_POOL, 5))
+        pool[:, TPOT_SLICE.start + 10] = rng.random(_POOL) < 0.02
         return pool[:, COLUMN["finished"] :]
 
 
