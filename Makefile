@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint types layers check clean
+.PHONY: setup demo test lint types layers check test-gpu bench-gpu clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,17 @@ layers: $(STAMP)
 	$(BIN)/lint-imports
 
 check: lint types layers
+
+# On a machine with a GPU only: everything that could not be tried without one, under 5 minutes.
+$(VENV)/.gpu: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[gpu,dev]'
+	@touch $@
+
+test-gpu: $(VENV)/.gpu
+	$(BIN)/python -m pytest -m gpu -rs tests/gpu
+
+bench-gpu: $(VENV)/.gpu
+	PYTHON=$(BIN)/python deploy/gpu/run_gpu_checks.sh
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

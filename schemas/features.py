@@ -107,10 +107,9 @@ def normalise(raw: NDArray[np.float32]) -> NDArray[np.float32]:
     value = np.where(present, raw, _LOW).astype(np.float32)
     out = np.empty((raw.shape[0], INPUT_COUNT), np.float32)
     scaled = out[:, :FEATURE_COUNT]
-    np.subtract(value, _LOW, out=scaled)
-    ratio = np.maximum(value[:, _LOG], 0) / _LOW[_LOG]
-    scaled[:, _LOG] = np.log1p(ratio)
     with np.errstate(over="ignore"):  # what overflows is clipped with the rest
+        np.subtract(value, _LOW, out=scaled)
+        scaled[:, _LOG] = np.log1p(np.maximum(value[:, _LOG], 0) / _LOW[_LOG])
         scaled /= _SPAN
     np.clip(scaled, -1.0, 1.5, out=scaled)
     scaled[~present] = 0.0

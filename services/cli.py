@@ -88,6 +88,16 @@ def _parser() -> argparse.ArgumentParser:
     loop.add_argument("--seconds", type=float, default=30.0)
     loop.add_argument("--json", type=Path, metavar="FILE")
     loop.set_defaults(command=_bench_loop)
+    memory = bench.add_parser("memory", help="moves of KV blocks against plain copies of the same bytes")
+    memory.add_argument("--backend", choices=("auto", "numpy", "cupy"), default="auto")
+    memory.add_argument("--json", type=Path, metavar="FILE")
+    memory.set_defaults(command=_bench_memory)
+    reclaim = bench.add_parser("reclaim", help="tenants on one card: how fast memory changes hands, by method")
+    reclaim.add_argument("--tenants", type=int, default=3, help="2 to 4 (default %(default)s)")
+    reclaim.add_argument("--seconds", type=float, default=300.0, help="simulated (default %(default)s)")
+    reclaim.add_argument("--seed", type=int, default=0)
+    reclaim.add_argument("--json", type=Path, metavar="FILE")
+    reclaim.set_defaults(command=_bench_reclaim)
     return parser
 
 
@@ -137,6 +147,25 @@ def _bench_loop(namespace: argparse.Namespace) -> None:
     check_file("--json", namespace.json)
     _report(
         loop.bench_loop(workers=namespace.workers, per_node=namespace.per_node, seconds=namespace.seconds),
+        namespace.json,
+    )
+
+
+def _bench_memory(namespace: argparse.Namespace) -> None:
+    from loadgen.bench import memory
+    from loadgen.outputs import check_file
+
+    check_file("--json", namespace.json)
+    _report(memory.bench_memory(backend=namespace.backend), namespace.json)
+
+
+def _bench_reclaim(namespace: argparse.Namespace) -> None:
+    from loadgen.bench import reclaim
+    from loadgen.outputs import check_file
+
+    check_file("--json", namespace.json)
+    _report(
+        reclaim.bench_reclaim(seed=namespace.seed, seconds=namespace.seconds, tenants=namespace.tenants),
         namespace.json,
     )
 

