@@ -47,6 +47,8 @@ SPANS_SHARE = 0.15
 COLLECT_AFTER = 50_000
 """Objects that may be made beyond those freed before the youngest are looked through for cycles."""
 
+CLOSED_POLL_S = 1.0
+
 _TOKEN_BREAKS = re.compile(r"[^A-Za-z0-9_-]")
 log = logging.getLogger(__name__)
 
@@ -151,6 +153,7 @@ async def serve(
         wired = await _unless(stopping, _wire(service, shell)) is not None
         if wired:
             calm_collector()
+            shell.spawn(_while_connected(shell), "bus")
             shell.ready()
             log.info("wired", extra={"fields": {"http_port": server.port}})
             await stopping.wait()
@@ -179,6 +182,16 @@ def calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, 20, 50)
+
+
+async def _while_connected(shell: Shell) -> None:
+    """Fail when the client gave up for good (a fatal answer of the server): nothing would ever reconnect it, and a
+    process that ends is one that a supervisor starts again. A lost connection is not that: it comes back by itself."""
+    client = getattr(shell.bus, "client", None)
+    while client is not None and not shell.stopping.is_set():
+        if client.is_closed:
+            raise BusUnavailable("the NATS client closed for good: the server refused it")
+        await asyncio.sleep(CLOSED_POLL_S)
 
 
 async def _wire(service: Service, shell: Shell) -> bool:

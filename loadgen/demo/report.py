@@ -25,7 +25,7 @@ FIGURES: Final = (
 """Keys of a policy's row, in the order of the table."""
 
 _HEADINGS: Final = (
-    "policy", "goodput\ntokens/s", "of vLLM\n+offload", "tokens/s", "HBM\nused", "queue wait\nP99 s", "TPOT\nP99 ms",
+    "policy", "goodput\ntokens/s", "of vLLM\n+offload", "tokens/s", "HBM\nused", "wait\nP99 s", "TPOT\nP99 ms",
     "preemp-\ntions", "OOM",
 )  # fmt: skip
 
@@ -52,16 +52,22 @@ class LoopFigures(msgspec.Struct, kw_only=True):
 
 def comparison(rows: Mapping[str, Mapping[str, float]]) -> Table:
     """A rich table of policies x figures; the best goodput is bold."""
-    table = Table(title="The same requests under each policy", title_justify="left", pad_edge=False)
+    table = Table(
+        title="The same requests under each policy",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for i, heading in enumerate(_HEADINGS):
-        table.add_column(heading, justify="left" if i == 0 else "right", no_wrap=i == 0)
+        table.add_column(heading, justify="left" if i == 0 else "right", no_wrap=True)
     reference = rows.get(REFERENCE, {}).get("goodput_tokens_per_s", math.nan)
     best = max(row["goodput_tokens_per_s"] for row in rows.values())
     for name, row in rows.items():
         goodput = row["goodput_tokens_per_s"]
         table.add_row(
             name,
-            f"{goodput:,.0f}",
+            f"{goodput:,.1f}",
             _ratio(goodput, reference),
             f"{row['tokens_per_s']:,.0f}",
             f"{100 * row['hbm_utilisation']:.1f} %",

@@ -105,10 +105,12 @@ class LiveView:
                 self.workers.setdefault(outcome.worker, WorkerRow()).refused = refusal_of(outcome)
 
     def render(self, headline: str) -> Group:
-        table = Table(pad_edge=False, expand=False)
-        for heading in ("worker", "u_alloc", "frag", "run/wait", "off card", "rho asked/real", "TPOT ms",
-                        "preempt", "OOM", "last action"):  # fmt: skip
-            table.add_column(heading, justify="left" if heading in {"worker", "last action"} else "right")
+        # Two-line headings and no frame: this has to fit into 80 columns.
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        for heading in ("worker", "u_\nalloc", "frag", "run/\nwait", "off\ncard", "rho asked\n/real", "TPOT\nms",
+                        "pre-\nempt", "OOM", "last action"):  # fmt: skip
+            left = heading in {"worker", "last action"}
+            table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "last action")
         for worker in sorted(self.workers)[: self.MAX_ROWS]:
             row = self.workers[worker]
             told = row.action + (f" ({row.refused or row.reason})" if row.refused or row.reason else "")

@@ -160,3 +160,21 @@ async def test_nothing_outlives_a_killed_demo() -> None:
         demo.process.kill()
         await demo.until(lambda: not demo.left(), "all are gone", GONE_LIMIT_S)
         assert refuses(port)
+
+
+async def test_services_killed_in_the_middle_are_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "demo.json"
+    async with Demo("--duration", "240", "--workload", "chat", "--speed", "24", "--json", str(path)) as demo:
+        assert demo.process.stdout is not None
+        while b"simulated" not in (line := await demo.process.stdout.readline()) or b"step" not in line:
+            assert line, "it ended before it began"
+        services = {
+            process.cmdline()[2]: process for process in demo.left() if "services." in " ".join(process.cmdline()[1:3])
+        }
+        for name in ("services.learner", "services.telemetry", "services.decision"):
+            services[name].kill()
+        out, err = await demo.output()
+        assert demo.process.returncode == 0, out + err
+        for name in ("learner", "telemetry-n0", "decision"):
+            assert f"{name} ended and was started again" in out
+    assert json.loads(path.read_text())["loop"]["steps"] == 120
