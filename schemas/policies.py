@@ -1,4 +1,4 @@
-"""What lies in the ``tg_policy`` and ``tg_config`` buckets: JSON, because operators read and write it."""
+"""What lies in the ``tg_policy`` bucket: JSON, because operators read and write it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import msgspec
 
 KEY_CHAMPION: Final = "champion"
 KEY_CANDIDATE: Final = "candidate"
-KEY_MODE: Final = "mode"
 
 HEURISTIC: Final = "heuristic"
 
@@ -33,11 +32,3 @@ class PolicyPointer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 HEURISTIC_POINTER: Final = PolicyPointer(version=HEURISTIC, kind="heuristic")
-
-
-class ModeDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far Tidegate may act: for all workers unless ``workers`` or ``classes`` says otherwise."""
-
-    default: Literal["off", "shadow", "canary", "enforce"] = "enforce"
-    workers: dict[str, Literal["off", "shadow", "canary", "enforce"]] = {}
-    revision: int = 0

@@ -2,8 +2,8 @@
 
 The network (dueling, Wang et al. 2016): x = normalise(raw); ReLU layers of the ``hidden`` sizes; a value head
 V and an advantage head A; Q(s, a) = V(s) + A(s, a) - mean over all actions of A(s, .).
-``services.qnet`` trains it with torch; decision only multiplies matrices, and so starts in a tenth of the
-time and memory. A file is safetensors, never pickle; its metadata names the feature table it was trained on.
+``services.qnet`` trains it with torch; decision only multiplies matrices, and so starts without loading
+it. A file is safetensors, never pickle; its metadata names the feature table it was trained on.
 """
 
 from __future__ import annotations

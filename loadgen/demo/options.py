@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 from pathlib import Path
 
 import msgspec
@@ -11,6 +13,7 @@ from loadgen.engine.specs import CARDS, MODELS
 from loadgen.outputs import check_file, check_new_folder
 from loadgen.traces import FORMATS
 from loadgen.workload import KINDS
+from schemas.actions import RHO_MAX, RHO_MIN
 from services.errors import UserError
 
 
@@ -122,11 +125,10 @@ def _within(name: str, found: int, least: int, most: int) -> None:
 def _check_policy(policy: str) -> None:
     kind, _, value = policy.partition(":")
     if kind == "fixed":
-        try:
-            if 1.0 <= float(value) <= 1.6:
-                return
-        except ValueError:
-            pass
-        raise UserError(f"--policy: found {policy!r}, expected fixed:RHO with RHO from 1.0 to 1.6")
-    if policy not in {"champion", "static", "heuristic", "dqn"}:
+        rho = math.nan
+        with contextlib.suppress(ValueError):
+            rho = float(value)
+        if not RHO_MIN <= rho <= RHO_MAX:  # not a number is not within either
+            raise UserError(f"--policy: found {policy!r}, expected fixed:RHO with RHO from {RHO_MIN} to {RHO_MAX}")
+    elif policy not in {"champion", "static", "heuristic", "dqn"}:
         raise UserError(f"--policy: found {policy!r}, expected champion, static, fixed:RHO, heuristic or dqn")

@@ -34,7 +34,7 @@ class HeuristicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     first_token_late: _NotNegative = 0.3
     """p95 of time to first token over the class limit from which late tokens are no reason to tighten: a smaller
     batch would only lengthen a queue that is late already. Tightening on late tokens alone cost an emulated chat
-    load beyond its card's compute two thirds of its goodput."""
+    load beyond its card's compute more than half of its goodput (``tests/loadgen/test_replay.py``)."""
     preemption_high: _NotNegative = 0.5
     """Preemptions a second from which to tighten."""
     tighten_every_steps: Annotated[int, msgspec.Meta(ge=0)] = 3

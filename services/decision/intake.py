@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -72,11 +72,6 @@ class Intake:
         self._nodes[subject] = node
         self._newest[node] = order
         return Admitted(batch, features, classes, holds)
-
-    def take_all(self, messages: Sequence[tuple[str, bytes]]) -> list[Admitted]:
-        """Those of (subject, data) that are to be answered, in order."""
-        taken = (self.take(subject, data) for subject, data in messages)
-        return [admitted for admitted in taken if admitted is not None]
 
     def _drop(self, reason: str) -> Admitted | None:
         """Count, and nothing to answer."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from loadgen.engine.specs import FleetConfig
 from loadgen.load import TARGET_SHARE, find_unit_load, tables_at
 from loadgen.policies import policy_named
-from loadgen.replay import replay
+from loadgen.replay import Controls, replay
 from loadgen.requests import RequestTable
 from loadgen.workload import builtin
 from schemas.actions import Action
 from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
 from services import qweights
+from services.decision.heuristic import HeuristicSettings
+from services.decision.shield import ShieldSettings
 from services.errors import UserError
 
 DURATION_S = 160.0
@@ -79,6 +83,18 @@ def test_the_air_bag_costs_goodput_where_the_card_could_serve_more() -> None:
     static = replay(CONFIG, chat, policy_named("static"), DURATION_S).summary
     whole = replay(CONFIG, chat, policy_named("rho_1.0"), DURATION_S).summary
     assert static.goodput_tokens_per_s < whole.goodput_tokens_per_s
+
+
+def test_tightening_on_late_tokens_alone_starves_a_card_that_is_short_of_compute() -> None:
+    chat = tables_at(builtin("chat", duration_s=600.0, seed=1), 1.14, 2, 600.0, 1)
+    careless = Controls(
+        heuristic=HeuristicSettings(latency_high=1.0, first_token_late=math.inf),
+        shield=ShieldSettings(first_token_late=math.inf),
+    )
+    rules = policy_named("heuristic")
+    default = replay(CONFIG, chat, rules, 600.0).summary.goodput_tokens_per_s
+    starved = replay(CONFIG, chat, rules, 600.0, controls=careless).summary.goodput_tokens_per_s
+    assert starved < 0.5 * default
 
 
 def test_load_one_is_where_the_reference_meets_the_slo_for_85_percent() -> None:
