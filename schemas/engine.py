@@ -13,6 +13,8 @@ from typing import Final
 
 import msgspec
 
+from schemas.movement import Moved
+
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
 _HEADER: Final = struct.Struct(">I")
 HEADER_BYTES: Final = _HEADER.size
@@ -41,10 +43,19 @@ class Description(msgspec.Struct, frozen=True, array_like=True, tag="description
     granted_bytes: int = 0
     link_bytes_per_s: float = 0.0
     """Measured bandwidth of the card's host link; 0 when the engine does not know."""
+    arena_scale: int = 1
+    """The model's bytes per byte of the arena that ``handle`` names: its blocks have block_bytes / arena_scale."""
+    prefill_tokens_per_s: float = 0.0
+    """What the engine computes of a prompt alone; 0 when it does not know."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
-    """Ask for block states, owners and idle sessions."""
+    """Ask for bytes by block state, and for sessions where the caller is about to choose among them."""
+
+    idle_listed: int = 0
+    """Idle sessions to list at most, least recently used first."""
+    due_within_s: float = 0.0
+    """List the sessions off the card that are expected back within so many seconds; 0: none."""
 
 
 class IdleSession(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +66,20 @@ class IdleSession(msgspec.Struct, frozen=True, array_like=True):
     idle_s: float
     expected_return_s: float
     """Seconds until it is expected back; inf when nothing is known."""
+    copied: bool = False
+    """A lower tier has all of it: it leaves without a transfer."""
+    tokens: int = 0
+    """What computing it again would prefill."""
+
+
+class AwaySession(msgspec.Struct, frozen=True, array_like=True):
+    """A conversation whose KV is in a lower tier only."""
+
+    session: int
+    bytes: int
+    expected_return_s: float
+    """Seconds until it is expected back; below 0: overdue."""
+    tokens: int = 0
 
 
 class SnapshotReply(msgspec.Struct, frozen=True, array_like=True, tag="snapshot_reply"):
@@ -78,6 +103,11 @@ class SnapshotReply(msgspec.Struct, frozen=True, array_like=True, tag="snapshot_
     lease_until_ns: int
     host_free_bytes: int = 0
     idle: tuple[IdleSession, ...] = ()
+    away: tuple[AwaySession, ...] = ()
+    link_backlog_bytes: int = 0
+    """Queued on the card's host link."""
+    waiting: int = 0
+    """Requests in the queue."""
 
 
 class SetQuota(msgspec.Struct, frozen=True, array_like=True, tag="set_quota"):
@@ -186,6 +216,8 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True, tag="ticket"):
     moves: int
     bytes: int
     plan: tuple[Move, ...] = ()
+    lower_bound_bytes: int = 0
+    """No plan frees as many page groups with fewer; 0 where the engine did not plan."""
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True, tag="receipt_reply"):
@@ -205,6 +237,12 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, tag="receipt_reply")
     pages_freed: int = 0
     pause_us: float = 0.0
     detail: str = ""
+    lower_bound_bytes: int = 0
+    """Of a compaction: no plan frees as many page groups with fewer."""
+    dropped_moves: int = 0
+    """Moves whose source changed under the copy."""
+    moved: tuple[Moved, ...] = ()
+    """The transfers, where bytes are really moved."""
 
 
 class SampleReply(msgspec.Struct, frozen=True, array_like=True, tag="sample_reply"):

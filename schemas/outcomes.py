@@ -10,6 +10,7 @@ import msgspec
 
 from schemas.codec import Codec, DecodeError, pack_row, unpack_row
 from schemas.identity import SCHEMA_VERSION, action_id, parse_action_id
+from schemas.movement import Moved
 
 
 class OutcomeKind(enum.IntEnum):
@@ -54,6 +55,12 @@ class Effect(msgspec.Struct, frozen=True, array_like=True):
     prefetched_bytes: int = 0
     pages_freed: int = 0
     pause_us: float = 0.0
+    lower_bound_bytes: int = 0
+    """Of a compaction: no plan frees as many page groups with fewer."""
+    dropped_moves: int = 0
+    """Moves whose source changed under the copy."""
+    moved: tuple[Moved, ...] = ()
+    """The transfers, where bytes are really moved."""
 
 
 class Completion(msgspec.Struct, frozen=True, array_like=True):
@@ -162,6 +169,9 @@ class WorkerOutcome(NamedTuple):
     pages_freed: int = 0
     pause_us: float = 0.0
     detail: str = ""
+    lower_bound_bytes: int = 0
+    dropped_moves: int = 0
+    moved: tuple[Moved, ...] = ()
 
 
 def outcomes_of(batch: OutcomeBatch) -> list[WorkerOutcome]:
@@ -201,6 +211,9 @@ def outcomes_of(batch: OutcomeBatch) -> list[WorkerOutcome]:
                 effect.pages_freed,
                 effect.pause_us,
                 batch.details.get(k, ""),
+                effect.lower_bound_bytes,
+                effect.dropped_moves,
+                effect.moved,
             )
         )
     return rows
@@ -213,7 +226,17 @@ def outcome_batch(node: str, boot_id: int, step: int, t_ns: int, rows: Sequence[
     """The batch of these rows: the few that complete an effect, tests. ValueError for a malformed action id."""
     policies = tuple(dict.fromkeys(row.policy for row in rows))
     effects = [
-        Effect(k, row.compacted_bytes, row.evicted_bytes, row.prefetched_bytes, row.pages_freed, row.pause_us)
+        Effect(
+            k,
+            row.compacted_bytes,
+            row.evicted_bytes,
+            row.prefetched_bytes,
+            row.pages_freed,
+            row.pause_us,
+            row.lower_bound_bytes,
+            row.dropped_moves,
+            row.moved,
+        )
         for k, row in enumerate(rows)
     ]
     return OutcomeBatch(

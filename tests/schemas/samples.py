@@ -71,7 +71,9 @@ OUTCOME = OutcomeBatch(
     completions=(Completion(1, _HEAD[1], 5),),
     details={0: "clipped to 1.6"},
 )  # fmt: skip
-AUDIT = AuditRecord(*_HEAD, ACTION_BATCH.encode(ACTION), OUTCOME_BATCH.encode(OUTCOME), 3)
+# A record keeps the bytes that came and went: those of that release, not what they would be today.
+_ACTED, _BECAME = [(GOLDEN / f"{name}_batch.msgpack").read_bytes() for name in ("action", "outcome")]
+AUDIT = AuditRecord(*_HEAD, _ACTED, _BECAME, 3)
 TRANSITION = TransitionBatch(
     *_HEAD, FIRST_FEATURE_HASH, _WORKERS, ("heuristic", "heuristic"),
     states=pack(_matrix(2, FEATURE_COUNT), "<f4"),
