@@ -108,6 +108,8 @@ class SnapshotReply(msgspec.Struct, frozen=True, array_like=True, tag="snapshot_
     """Queued on the card's host link."""
     waiting: int = 0
     """Requests in the queue."""
+    iteration_s: float = 0.0
+    """Mean time of an iteration in the last step: the gap between two tokens; 0: none ran, or not known."""
 
 
 class SetQuota(msgspec.Struct, frozen=True, array_like=True, tag="set_quota"):
