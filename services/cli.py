@@ -98,6 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     reclaim.add_argument("--seed", type=int, default=0)
     reclaim.add_argument("--json", type=Path, metavar="FILE")
     reclaim.set_defaults(command=_bench_reclaim)
+    returns = bench.add_parser("returns", help="how well the times at which sessions come back are estimated")
+    returns.add_argument(
+        "--trace", type=Path, metavar="FILE", help="sessions of this trace; left out, the built-in agent workload's"
+    )
+    returns.add_argument("--json", type=Path, metavar="FILE")
+    returns.set_defaults(command=_bench_returns)
     return parser
 
 
@@ -170,14 +176,29 @@ def _bench_reclaim(namespace: argparse.Namespace) -> None:
     )
 
 
+def _bench_returns(namespace: argparse.Namespace) -> None:
+    import msgspec
+
+    from loadgen.bench import returns
+    from loadgen.outputs import check_file
+
+    check_file("--json", namespace.json)
+    report = returns.bench_returns(namespace.trace)
+    print("\n".join(returns.render(report)))
+    _write(msgspec.to_builtins(report), namespace.json)
+
+
 def _report(result: dict[str, Any], path: Path | None) -> None:
     """Print the figures, and write them to ``path`` whole or not at all."""
-    text = json.dumps(result, indent=2)
-    print(text)
+    print(json.dumps(result, indent=2))
+    _write(result, path)
+
+
+def _write(result: dict[str, Any], path: Path | None) -> None:
     if path is not None:
         from loadgen.outputs import write_atomically
 
-        write_atomically(path, text + "\n")
+        write_atomically(path, json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

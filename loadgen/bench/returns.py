@@ -1,4 +1,4 @@
-"""How well return times are estimated: calibration on sessions that the estimator never saw.
+"""``tidegate bench returns``: how well return times are estimated, on sessions that the estimator never saw.
 
 The estimator learns kinds (service classes) from the training sessions, then walks the validation sessions and
 is asked before each return what only the past tells: at idle ages from 0 to 10 min, will the session be back
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from loadgen.requests import NO_TURN
 from loadgen.traces import read, session_split
-from loadgen.workload.table import Workload
+from loadgen.workload import Workload, builtin
 from services.actuator.memory import return_rates
 from services.actuator.memory.return_rates import HORIZON_S
 from services.actuator.memory.returns import ReturnEstimator, ReturnSettings
@@ -30,6 +30,8 @@ F8 = NDArray[np.float64]
 AGES_S: Final = (0.0, 5.0, 30.0, 120.0, 600.0)
 WINDOWS_S: Final = (10.0, 60.0, 600.0)
 BANDS: Final = 10
+BUILTIN_S: Final = 4 * 3600.0
+"""Of the built-in agent workload: some 60 sessions to examine."""
 _SMALLEST: Final = 1e-6
 
 
@@ -104,11 +106,21 @@ def taught(waits_seen: Iterator[Wait], settings: ReturnSettings) -> tuple[Return
     return estimator, np.array(gaps_s)
 
 
+def bench_returns(trace: Path | None = None, *, seed: int = 1) -> ReturnReport:
+    """The report on a trace's sessions, or on the built-in agent workload's.
+
+    The built-in one draws its gaps from one law for all sessions: there the class's own rates are the best answer
+    and the estimator can at most come level. UserError (TraceError for the file) as :func:`return_report`.
+    """
+    return return_report(builtin("agent", BUILTIN_S, seed=seed) if trace is None else trace)
+
+
 def return_report(
     trace: Path | str | Workload, settings: ReturnSettings | None = None, validate: Workload | None = None
 ) -> ReturnReport:
     """Learn on the training sessions of a session table and examine on the validation ones (session number % 5:
-    0 to 2 and 3). With ``validate`` given, ``trace`` is a training workload. UserError when a part is empty."""
+    0 to 2 and 3). With ``validate`` given, ``trace`` is a training workload. UserError when a part is empty or when
+    nobody comes back."""
     settings = settings or ReturnSettings()
     whole = trace if isinstance(trace, Workload) else read(trace)
     train, held = session_split(whole) if validate is None else (whole, validate)
@@ -131,6 +143,8 @@ def return_report(
     truth_s = np.array([wait.gap_s for wait in asked])
     rates = np.array(mine)
     back = truth_s <= HORIZON_S
+    if not back.any():
+        raise UserError(f"{whole.name}: found no validation session with a second turn, expected some")
     guess_s = return_rates.quantile(rates[back], np.zeros(int(back.sum())), 0.5)
     return ReturnReport(
         trace=whole.name,

@@ -156,6 +156,7 @@ def _worker_row(row: Records, config: FleetConfig, place: int) -> None:
     row["next_timeout"] = math.inf
     # Without the guard an engine may map past the card's HBM: that is what the check is for.
     row["groups"] = math.ceil(spec.hbm_bytes / model.group_bytes)
+    row["quota_groups"] = row["groups"]
     row["bpg"] = bpg
     row["block_tokens"] = config.block_tokens
     physical = mode.admission == "physical"
@@ -183,6 +184,7 @@ def build(config: FleetConfig, tables: Sequence[RequestTable]) -> State:
     worker = np.zeros(workers, WORKER)
     firsts: list[int] = []
     groups = chunks = 0
+    ends = np.cumsum(np.bincount(sequence["worker"], minlength=workers))
     for w in range(workers):
         row = worker[w]
         _worker_row(row, config, w % config.workers_per_card)
@@ -190,6 +192,7 @@ def build(config: FleetConfig, tables: Sequence[RequestTable]) -> State:
         row["request_at"], row["request_end"] = starts[w], starts[w + 1]
         arrival = request["arrival"][starts[w] : starts[w + 1]]
         order = np.argsort(arrival, kind="stable")[: int(np.isfinite(arrival).sum())]
+        row["seq_at"], row["seq_end"] = (ends[w - 1] if w else 0), ends[w]  # numbered worker by worker
         row["first_at"] = len(firsts)
         firsts.extend((order + starts[w]).tolist())
         row["first_end"] = len(firsts)

@@ -90,6 +90,7 @@ ITERATION_TIMES: Final[dict[tuple[str, str], IterationTime]] = {
 _GPU: Final = {"A100-80G": "a100", "H100-80G": "h100", "H200-141G": "h200"}
 REFERENCE_BATCH: Final = 256
 REFERENCE_CONTEXT_TOKENS: Final = 1024
+PREFILL_CHUNK_TOKENS: Final = 2048
 
 
 def coefficients(card: str, model: str) -> IterationTime:
@@ -105,6 +106,13 @@ def reference_tokens_per_s(times: IterationTime) -> float:
     """The card's calibrated peak decode rate: 256 sequences of 1,024 tokens, the widest measured batch."""
     seconds = times.iteration_s(REFERENCE_BATCH, REFERENCE_BATCH * REFERENCE_CONTEXT_TOKENS, 0, 0)
     return REFERENCE_BATCH / seconds
+
+
+
+def prefill_tokens_per_s(times: IterationTime, overhead_s: float) -> float:
+    """Prompt tokens per second of iterations that compute nothing else: whole prompts of one chunk."""
+    seconds = times.iteration_s(0, 0, PREFILL_CHUNK_TOKENS, PREFILL_CHUNK_TOKENS / 2)
+    return PREFILL_CHUNK_TOKENS / (seconds + overhead_s)
 
 
 class CalibrationError(msgspec.Struct, frozen=True):

@@ -44,6 +44,8 @@ def _mark(s: State, w: int) -> int:
             free = popcount(s.group[g].free)
             s.mark[g] = worker.bpg - free if free < worker.bpg else EMPTY
             holes += free if free < worker.bpg else 0
+            if s.group[g].aside != ZERO:
+                s.mark[g] = PINNED  # a destination of somebody else's move
     for i in range(worker.n_dec):
         _pin(s, s.request[s.dec_request[w, i]].seq)
     for i in range(worker.n_pre):

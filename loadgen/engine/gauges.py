@@ -119,7 +119,7 @@ def gauges(s: State, step_s: float, out: F8) -> None:
         _counters(s, w, row)
         prefilling = float(worker.n_pre)
         row[FLOOR] = worker.floor_blocks * worker.block_bytes
-        row[KV] = (worker.mapped * worker.bpg - worker.free) * worker.block_bytes
+        row[KV] = (worker.mapped * worker.bpg - worker.free - worker.aside) * worker.block_bytes
         row[KV_IDLE] = worker.idle_blocks * worker.block_bytes
         row[MAPPED] = worker.mapped * worker.group_bytes
         row[RESERVED] = worker.reserved * worker.block_bytes
@@ -144,8 +144,9 @@ def gauges(s: State, step_s: float, out: F8) -> None:
 
 @entry
 def idle_sessions(s: State, w: int, t: float, out: F8) -> int:
-    """Fill rows of ``out`` float64 [n_idle, 6] least recently used first: sequence, blocks, idle since, expected
-    seconds until return, copied to the host tier (0/1), in a transfer (0/1); returns their number."""
+    """Fill rows of ``out`` float64 [n_idle, 7] least recently used first: sequence, blocks, idle since, expected
+    seconds until return, copied to the host tier (0/1), in a transfer or its turn waits (0/1), tokens; returns their
+    number."""
     n = 0
     q = s.worker[w].l_head
     while q >= 0:
@@ -156,6 +157,7 @@ def idle_sessions(s: State, w: int, t: float, out: F8) -> int:
         out[n, 3] = return_in_s(s, q, t)
         out[n, 4] = 1.0 if seq.host_tokens >= seq.tokens else 0.0
         out[n, 5] = 1.0 if seq.lane >= 0 or s.request[seq.request].phase < FINISHED else 0.0
+        out[n, 6] = seq.tokens
         n += 1
         q = seq.l_next
     return n

@@ -182,11 +182,13 @@ def _complete(s: State, q: int, size: float) -> None:
     lane_remove(s, q)
     if lane >= LANE_SWAP:
         seq.host_tokens = seq.x_tokens
+        seq.copies += 1
         worker.evicted_bytes += size
         if lane == LANE_SWAP:
             _left(s, q)
         return
     seq.tokens = seq.x_tokens
+    seq.loads += 1
     worker.loaded_bytes += size
     worker.e_loaded += size
     if lane == LANE_PREFETCH:
@@ -233,6 +235,13 @@ def backlog_bytes(s: State, c: int, lane: int) -> float:
 
 
 @kernel
+def may_leave(s: State, q: int) -> bool:
+    """Whether an idle session may be swapped out: its class allows it, no transfer has it, no turn of it waits."""
+    seq = s.sequence[q]
+    return bool(seq.lane < 0 and s.swap_allowed[seq.klass] == 1 and s.request[seq.request].phase != WAITING)
+
+
+@kernel
 def evict(s: State, w: int, size: float, t: float) -> None:
     """Start swapping idle sessions out until ``size`` bytes are on their way or none may go.
 
@@ -247,12 +256,7 @@ def evict(s: State, w: int, size: float, t: float) -> None:
         q = worker.l_head
         while q >= 0:
             seq = s.sequence[q]
-            if (
-                seq.lane < 0
-                and s.swap_allowed[seq.klass] == 1
-                and t - seq.idle_since >= s.idle_before[seq.klass]
-                and s.request[seq.request].phase != WAITING
-            ):
+            if t - seq.idle_since >= s.idle_before[seq.klass] and may_leave(s, q):
                 away_s = return_in_s(s, q, t)
                 trip_s = 2.0 * seq.blocks * worker.block_bytes / s.card[worker.card].link + PREFETCH_MARGIN_S
                 if away_s > trip_s and away_s * seq.blocks > best_score:
@@ -269,6 +273,34 @@ def evict(s: State, w: int, size: float, t: float) -> None:
 
 
 @kernel
+def may_return(s: State, q: int) -> bool:
+    """Whether a session could be brought back ahead of its next turn: it is only in the host tier, and there is
+    memory for it that nobody needs."""
+    seq = s.sequence[q]
+    worker = s.worker[seq.worker]
+    away = seq.blocks == 0 and seq.lane < 0 and seq.host_tokens > 0 and s.request[seq.request].phase >= FINISHED
+    if not away or worker.q_len > 0:
+        return False
+    spare = worker.free + mappable_groups(s, seq.worker) * worker.bpg
+    spare -= int(PREFETCH_FREE_SHARE * worker.q0 / worker.block_bytes)
+    return bool(blocks_of(seq.host_tokens, worker.block_tokens) <= spare)
+
+
+@kernel
+def bring_back(s: State, q: int) -> float:
+    """Start loading a session that :func:`may_return`; returns the bytes on their way, 0 when room was not found."""
+    seq = s.sequence[q]
+    worker = s.worker[seq.worker]
+    need = blocks_of(seq.host_tokens, worker.block_tokens)
+    if not make_room(s, seq.worker, need):
+        return 0.0
+    size = float(seq.host_tokens * worker.kv_token_bytes)
+    take(s, seq.worker, q, need)
+    lane_push(s, q, LANE_PREFETCH, seq.host_tokens, size)
+    return size
+
+
+@kernel
 def prefetch(s: State, c: int, t: float) -> None:
     """Bring sessions back that are expected soon: only over an idle link into memory that nobody needs."""
     card = s.card[c]
@@ -280,16 +312,8 @@ def prefetch(s: State, c: int, t: float) -> None:
             return
         seq = s.sequence[q]
         worker = s.worker[seq.worker]
-        if seq.blocks == 0 and seq.lane < 0 and s.request[seq.request].phase >= FINISHED:
-            size = seq.host_tokens * worker.kv_token_bytes
-            lead = size / card.link + PREFETCH_MARGIN_S
-            need = blocks_of(seq.host_tokens, worker.block_tokens)
-            spare = worker.free + mappable_groups(s, seq.worker) * worker.bpg
-            spare -= int(PREFETCH_FREE_SHARE * worker.q0 / worker.block_bytes)
-            due = seq.due - lead <= t <= seq.due + lead
-            if due and worker.prefetch == 1 and worker.q_len == 0 and need <= spare:
-                if make_room(s, seq.worker, need):
-                    take(s, seq.worker, q, need)
-                    lane_push(s, q, LANE_PREFETCH, seq.host_tokens, size)
-                return
+        lead = seq.host_tokens * worker.kv_token_bytes / card.link + PREFETCH_MARGIN_S
+        if worker.prefetch == 1 and seq.due - lead <= t <= seq.due + lead and may_return(s, q):
+            bring_back(s, q)
+            return
         q = seq.h_next

@@ -1,6 +1,6 @@
 """KV memory of one worker: page groups, the blocks in them, and the chunks by which sequences hold blocks.
 
-A group's ``free`` mask is the whole truth about its blocks; ``open`` has a bit per group with a free one. Allocation
+A group's ``free`` mask is the whole truth about what may be taken; ``open`` has a bit per group with a free one. Allocation
 is page-aware by taking the lowest address (DESIGN section 5), or goes where blocks were freed last, as a LIFO free
 list does. A sequence that grows takes from the group of its last block first.
 """
@@ -177,12 +177,15 @@ def map_group(s: State, w: int) -> bool:
 
 @kernel
 def unmap_group(s: State, w: int, g: int) -> None:
-    """Give back a group whose blocks are all free."""
+    """Give back a group none of whose blocks is held by a sequence; blocks kept for a move are gone with it."""
     worker = s.worker[w]
+    kept = popcount(s.group[g].aside)
+    worker.free -= worker.bpg - kept
+    worker.aside -= kept
+    s.group[g].aside = ZERO
     set_free(s, w, g, ZERO)
     s.group[g].mapped = 0
     worker.mapped -= 1
-    worker.free -= worker.bpg
     worker.hint = min(worker.hint, g - worker.group_at)
     s.card[worker.card].mapped_bytes -= worker.group_bytes
 

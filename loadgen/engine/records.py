@@ -115,11 +115,12 @@ last preemption."""
 SEQUENCE: Final = _dtype(
     f8="x_left idle_since due think",
     i8="worker klass request head tail blocks tokens host_blocks host_tokens"
-    " lane x_prev x_next x_tokens idle l_prev l_next hosted h_prev h_next thinks",
+    " lane x_prev x_next x_tokens idle l_prev l_next hosted h_prev h_next thinks copies loads",
 )
 """The KV of one session. ``blocks`` on the card hold ``tokens``; the host tier holds ``host_tokens``; ``lane``:
 the transfer it is in, bringing its side to ``x_tokens`` with ``x_left`` bytes to go. A sequence in a transfer is
-pinned: not dropped, not moved, not resumed, except that a swap-out is called off when the session returns."""
+pinned: not dropped, not moved, not resumed, except that a swap-out is called off when the session returns.
+``copies`` and ``loads`` count transfers completed towards the host tier and back."""
 
 WORKER: Final = _dtype(
     f8="kv_token_bytes block_bytes group_bytes weights q0 q0_net map_s load_patience overhead"
@@ -132,9 +133,11 @@ WORKER: Final = _dtype(
     i8="card request_at request_end first_at first_end chunk_at chunk_end group_at groups bpg block_tokens"
     " physical offload prefetch page_aware batch_tokens max_preemptions max_retries premapped"
     " max_running n_dec n_pre mapped free pool idle_blocks reserved chunk_free chunk_new"
-    " q_head q_tail q_len l_head l_tail n_idle heap_len admissions blocked floor_blocks hint top freed_last generation",
+    " q_head q_tail q_len l_head l_tail n_idle heap_len admissions blocked floor_blocks hint top freed_last generation"
+    " seq_at seq_end aside quota_groups",
 )
-"""One worker. ``v`` counts decode iterations; ``e_*`` are effects since the last command."""
+"""One worker. ``v`` counts decode iterations; ``e_*`` are effects since the last command; ``seq_at`` to ``seq_end``
+are its sequences; ``aside``: blocks kept for moves, in no count of free ones; ``quota_groups``: commanded quota."""
 
 CARD: Final = _dtype(
     f8="hbm capacity weights runtime slack reserve host_capacity host_used link hbm_rate mapped_bytes"
@@ -143,8 +146,8 @@ CARD: Final = _dtype(
 )
 """One card: its memory account, host tier and link."""
 
-GROUP: Final = _dtype(u8="free", i8="mapped")
-"""One page group: a bit per free block, none while it is not mapped."""
+GROUP: Final = _dtype(u8="free aside", i8="mapped")
+"""One page group: a bit per free block, and per block kept as the destination of a move; none while it is not mapped."""
 
 CHUNK: Final = _dtype(u8="mask", i8="group next")
 """Blocks of one sequence in one page group."""

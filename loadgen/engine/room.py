@@ -93,13 +93,14 @@ def drop_idle(s: State, w: int) -> bool:
 
 @kernel
 def hard_groups(s: State, w: int) -> int:
-    """Hard quota in groups: card capacity - neighbours' max(mapped, floor) - reserve; fixed when vLLM-like."""
+    """Hard quota in groups: card capacity - neighbours' max(mapped, floor) - reserve, at most what was commanded;
+    fixed when vLLM-like."""
     worker = s.worker[w]
     card = s.card[worker.card]
     if worker.physical == 1:
         return int(worker.premapped)
     if card.guard == 0:
-        return int(worker.groups)
+        return int(worker.quota_groups)
     room = card.capacity
     for n in range(card.first, card.first + card.workers):
         if n != w:
@@ -107,7 +108,7 @@ def hard_groups(s: State, w: int) -> int:
             room -= max(other.mapped * other.group_bytes, other.floor_blocks * other.block_bytes)
     if card.workers > 1:
         room -= card.reserve
-    return max(0, min(int(worker.groups), int(room / worker.group_bytes)))
+    return max(0, min(int(worker.quota_groups), int(room / worker.group_bytes)))
 
 
 @kernel
@@ -137,7 +138,7 @@ def _neighbour_drops(s: State, w: int) -> bool:
     """Drop idle KV of a neighbour above his share for a worker below its own."""
     worker = s.worker[w]
     card = s.card[worker.card]
-    if worker.physical == 1 or worker.mapped * worker.group_bytes >= worker.q0:
+    if worker.physical == 1 or worker.mapped >= worker.quota_groups or worker.mapped * worker.group_bytes >= worker.q0:
         return False
     for n in range(card.first, card.first + card.workers):
         other = s.worker[n]
@@ -151,7 +152,7 @@ def make_room(s: State, w: int, need: int) -> bool:
     """Bring the worker's free blocks to ``need`` without touching a running request; False when it cannot."""
     worker = s.worker[w]
     while worker.free < need:
-        gave = worker.physical == 0 and worker.mapped < worker.groups and _map_one(s, w)
+        gave = worker.physical == 0 and worker.mapped < worker.quota_groups and _map_one(s, w)
         if gave or drop_idle(s, w) or _neighbour_drops(s, w):
             continue
         return False

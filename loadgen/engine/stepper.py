@@ -89,7 +89,7 @@ def _account(s: State, c: int) -> None:
     idle = 0.0
     for w in range(card.first, card.first + card.workers):
         worker = s.worker[w]
-        held = worker.mapped * worker.bpg - worker.free
+        held = worker.mapped * worker.bpg - worker.free - worker.aside
         live += (held - worker.idle_blocks) * worker.block_bytes + worker.activation
         idle += worker.idle_blocks * worker.block_bytes
     card.utilisation += live / card.hbm
@@ -153,8 +153,8 @@ def advance(s: State, count: int) -> None:
 
 @entry
 def obey(s: State, orders: F8, rho_max: float) -> None:
-    """Act on all workers: ``orders`` float64 [5, W] is rho, max_running, bytes to evict, bytes to compact and
-    generation; NaN, a negative cap or generation and no bytes leave things as they are."""
+    """Act on all workers: ``orders`` float64 [6, W] is rho, max_running, bytes to evict, bytes to compact, generation
+    and hard quota; NaN, a negative cap or generation and no bytes leave things as they are."""
     for w in range(len(s.worker)):
         worker = s.worker[w]
         changed = 0
@@ -166,6 +166,12 @@ def obey(s: State, orders: F8, rho_max: float) -> None:
             cap = int(min(max(orders[1, w], MAX_RUNNING_LOW), MAX_RUNNING_HIGH))
             changed += cap != worker.max_running
             worker.max_running = cap
+        if worker.physical == 0 and not math.isnan(orders[5, w]):
+            groups = worker.groups
+            if orders[5, w] < groups * worker.group_bytes:
+                groups = int(max(orders[5, w], 0.0) / worker.group_bytes)
+            changed += groups != worker.quota_groups
+            worker.quota_groups = groups
         if orders[4, w] >= 0.0:
             worker.generation = int(orders[4, w])
         elif changed > 0:

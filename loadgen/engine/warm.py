@@ -21,6 +21,11 @@ def warm() -> None:
     fleet.snapshot(0)
     fleet.owners(0)
     fleet.relocate(0, np.empty((0, 2), np.int64))
+    none = np.empty(0, np.int64)
+    fleet.reserve(0, none)
+    fleet.unreserve(0, none)
+    fleet.evict_sessions(0, none)
+    fleet.prefetch_sessions(0, none)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from services.actuator.memory.attachment import gate_path
 from services.actuator.memory.gate import GateKeeper
 from services.actuator.memory.geometry import Geometry
 from services.actuator.memory.pool import Pool
+from services.actuator.memory.tickets import Planner
 from services.errors import TidegateError
 from services.lifetime import on_stop_signals
 
@@ -75,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _planner(name: str, seed: int) -> plans.Planner:
+def _planner(name: str, seed: int) -> Planner[Pool]:
     rng = np.random.default_rng([seed, 1])
     return {"compact": plans.compact, "mixed": plans.mixed(rng), "shuffle": plans.shuffled(rng)}[name]
 

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.memory_engine import sessions
-from loadgen.memory_engine.plans import Planner
 from loadgen.memory_engine.sessions import Launch, Mix, Sessions
 from schemas.classes import ServiceClass
 from schemas.engine import (
@@ -34,7 +33,7 @@ from schemas.engine import (
 from services.actuator.memory import tickets
 from services.actuator.memory.engine_arena import EngineArena
 from services.actuator.memory.pool import BlockState, Pool
-from services.actuator.memory.tickets import Fence, failure_of
+from services.actuator.memory.tickets import Fence, Planner, failure_of
 from services.errors import MemoryPlaneError
 
 U1 = NDArray[np.uint8]
@@ -73,7 +72,7 @@ class MemoryEngine:
         first_ticket: int,
         clock_ns: Callable[[], int],
         rng: np.random.Generator,
-        plan: Planner,
+        plan: Planner[Pool],
         mix: Mix | None = None,
         check_copies: bool = False,
     ) -> None:

@@ -39,7 +39,10 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return err
 
 
-@pytest.mark.parametrize("arguments", [[], ["demo"], ["trace", "info"], ["bench", "loop"], ["bench", "engine"]])
+BENCHES = ("engine", "loop", "memory", "reclaim", "returns")
+
+
+@pytest.mark.parametrize("arguments", [[], ["demo"], ["trace", "info"], *(["bench", name] for name in BENCHES)])
 def test_help_answers(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([*arguments, "--help"])
@@ -139,8 +142,34 @@ def test_bench_engine_writes_its_figures_whole(tmp_path: Path, capsys: pytest.Ca
     assert {path.name for path in tmp_path.iterdir()} == {"engine.json"}
 
 
+def test_bench_returns_examines_the_built_in_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "returns.json"
+    assert cli.main(["bench", "returns", "--json", str(file)]) == 0
+    figures = json.loads(file.read_text())
+    assert figures["trace"] == "built-in agent"
+    assert figures["validate_sessions"] > 50
+    out = capsys.readouterr().out
+    assert "return times on built-in agent" in out
+    assert all(one["name"] in out for one in figures["questions"])
+
+
+def test_bench_returns_of_a_trace_in_which_nobody_comes_back_is_a_mistake(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "minute.csv"
+    file.write_text(MINUTE)
+    assert cli.main(["bench", "returns", "--trace", str(file)]) == 2
+    assert "no validation session with a second turn" in said(capsys)
+
+
+def test_bench_returns_reads_the_sessions_of_a_trace(shared_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = shared_dir / "traces" / "mooncake" / "synthetic_trace.jsonl.gz"
+    assert cli.main(["bench", "returns", "--trace", str(trace)]) == 0
+    assert "back within 60 s" in capsys.readouterr().out
+
+
 def test_figures_that_cannot_be_written_are_told_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["bench", "engine"], ["bench", "loop"]):
+    for command in (["bench", "engine"], ["bench", "loop"], ["bench", "returns"]):
         assert cli.main([*command, "--json", "absent/figures.json"]) == 2
         assert "absent" in said(capsys)
 

@@ -11,15 +11,25 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Generic, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from schemas.engine import Failure, Move, Prepare, Receipt, Ticket
-from services.actuator.memory.pool import BlockState, Pool
-from services.actuator.memory.tickets import Fence, Figures, Held, NoCopiers, failure_of, moves_of
+from services.actuator.memory.states import BlockState
+from services.actuator.memory.tickets import (
+    Fence,
+    Figures,
+    Held,
+    NoCopiers,
+    P,
+    Planned,
+    Planner,
+    failure_of,
+    moves_of,
+)
 from services.errors import MemoryPlaneError
 
 I8 = NDArray[np.int64]
@@ -29,25 +39,27 @@ REMEMBERED: Final = 64
 """Ended tickets kept for repeats and late questions."""
 
 
-class EngineArena:
+class EngineArena(Generic[P]):
     """Relocation in one worker's pool.
 
     ``first_ticket`` (> 0) must differ between lives of the engine, so that a ticket of an earlier life is unknown
-    and never somebody else's. ``plan`` gives int64 [n, 2] moves for a byte budget. ``base`` makes an action's receipt
+    and never somebody else's. ``plan`` chooses moves for a byte budget. ``base`` makes an action's receipt
     with the quota in force. ``same`` (optional check at run time) tells for bool [n] whether both blocks of each
-    move hold the same bytes. ``copy`` is the engine's own mover, None where it has none.
+    move hold the same bytes. ``copy`` is the engine's own mover, None where it has none. ``scale``: bytes told per
+    byte of the arena.
     """
 
     def __init__(
         self,
-        pool: Pool,
+        pool: P,
         *,
         first_ticket: int,
-        plan: Callable[[Pool, int], I8],
+        plan: Planner[P],
         base: Callable[[str], Receipt],
         fence: Fence | None = None,
         same: Callable[[I8], Bool] | None = None,
         copy: Callable[[I8], None] | None = None,
+        scale: int = 1,
         timer_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.pool = pool
@@ -58,6 +70,7 @@ class EngineArena:
         self._fence = fence or NoCopiers()
         self._same = same
         self._copy = copy
+        self._block_bytes = pool.geometry.block_bytes * scale
         self._timer_ns = timer_ns
         self._open: Held | None = None
         self._ended: OrderedDict[int, Held] = OrderedDict()
@@ -84,7 +97,8 @@ class EngineArena:
         if now_ns >= command.lease_ns:
             return Failure("late", numbers={"now_ns": float(now_ns), "lease_ns": float(command.lease_ns)})
         try:
-            moves = moves_of(command.moves) if command.moves else self._plan(self.pool, command.budget_bytes)
+            chosen = Planned(moves_of(command.moves)) if command.moves else self._plan(self.pool, command.budget_bytes)
+            moves = chosen.moves
             if not len(moves):
                 return Ticket(0, 0, 0)
             prepared = self.pool.prepare(moves)
@@ -92,7 +106,8 @@ class EngineArena:
             return failure_of(error)
         number, self._next = self._next, self._next + 1
         plan = command.moves or tuple(Move(int(source), int(destination)) for source, destination in moves)
-        wire = Ticket(number, len(moves), len(moves) * self.pool.geometry.block_bytes, plan)
+        least = chosen.lower_bound_blocks * self._block_bytes
+        wire = Ticket(number, len(moves), len(moves) * self._block_bytes, plan, least)
         self._open = Held(wire, prepared, command.action_id, command.lease_ns)
         self._fence.open(number)
         self.figures.prepared += 1
@@ -164,9 +179,11 @@ class EngineArena:
         figures.longest_pause_us = max(figures.longest_pause_us, pause_us)
         held.receipt = msgspec.structs.replace(
             self._base(held.action_id),
-            compacted_bytes=done.moved * self.pool.geometry.block_bytes,
+            compacted_bytes=done.moved * self._block_bytes,
             pages_freed=self._emptied(done.moves),
             pause_us=pause_us,
+            lower_bound_bytes=held.wire.lower_bound_bytes,
+            dropped_moves=done.dropped,
             detail=f"{done.moved} moved, {done.dropped} dropped",
         )
         self._close(held, "committed")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, Protocol
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -10,7 +11,9 @@ from numpy.typing import NDArray
 
 from schemas.engine import Failure, Move, Receipt, Ticket
 from services.actuator.memory.errors import BadGeometry, BadMoves, IllegalTransition, OutOfBlocks, StaleGeneration
-from services.actuator.memory.pool import Ticket as PoolTicket
+from services.actuator.memory.geometry import Geometry
+from services.actuator.memory.relocations import Committed
+from services.actuator.memory.relocations import Ticket as PoolTicket
 from services.errors import MemoryPlaneError
 
 I8 = NDArray[np.int64]
@@ -25,6 +28,47 @@ REASON_OF: Final[dict[type[MemoryPlaneError], str]] = {
     StaleGeneration: "stale_generation",
 }
 """The protocol's label of each error; the text and the numbers travel with it."""
+
+
+class Relocatable(Protocol):
+    """The part of a :class:`pool.Pool` that relocation needs: an engine with block tables of its own has one too."""
+
+    @property
+    def geometry(self) -> Geometry: ...
+
+    @property
+    def epoch(self) -> NDArray[np.uint32]:
+        """uint32 [blocks]: changes with a block's content or owner."""
+        ...
+
+    @property
+    def state(self) -> NDArray[np.uint8]:
+        """uint8 [blocks], a BlockState each."""
+        ...
+
+    def prepare(self, moves: I8) -> PoolTicket: ...
+
+    def commit(self, ticket: PoolTicket) -> Committed: ...
+
+    def abort(self, ticket: PoolTicket, *, copier_stopped: bool) -> None: ...
+
+    def release_held(self, number: int) -> None: ...
+
+    def tick(self) -> int: ...
+
+
+P = TypeVar("P", bound=Relocatable)
+
+
+class Planned(NamedTuple):
+    """Moves int64 [n, 2] that an engine chose, and the fewest blocks that free as many page groups."""
+
+    moves: I8
+    lower_bound_blocks: int = 0
+
+
+Planner = Callable[[P, int], Planned]
+"""Chooses for a budget in bytes."""
 
 
 class Fence(Protocol):

@@ -9,6 +9,7 @@ from schemas.engine import Failure, Move, Prepare, Receipt, Ticket
 from services.actuator.memory.engine_arena import EngineArena
 from services.actuator.memory.geometry import Geometry
 from services.actuator.memory.pool import BlockState, Pool
+from services.actuator.memory.tickets import Planned
 
 GEOMETRY = Geometry(block_bytes=64, blocks_per_group=4, groups=6)
 FIRST = 1000
@@ -32,8 +33,8 @@ class Copier:
         return not self.inside
 
 
-def no_plan(pool: Pool, budget_bytes: int) -> np.ndarray:
-    return np.zeros((0, 2), np.int64)
+def no_plan(pool: Pool, budget_bytes: int) -> Planned:
+    return Planned(np.zeros((0, 2), np.int64))
 
 
 def base(action_id: str) -> Receipt:
