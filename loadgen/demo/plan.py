@@ -36,6 +36,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """The fleet of one node: one card."""
         return msgspec.structs.replace(self.fleet, cards=1)
 
+    def live_fleet(self) -> FleetConfig:
+        """The same for the live node, whose sessions the actuator brings back ahead of their return."""
+        fleet = self.node_fleet()
+        return msgspec.structs.replace(fleet, mode=msgspec.structs.replace(fleet.mode, prefetch=False))
+
     def node_tables(self, node: int) -> list[RequestTable]:
         per_node = self.fleet.workers_per_card
         return self.tables[node * per_node : (node + 1) * per_node]

@@ -32,6 +32,28 @@ _HEADINGS: Final = (
 REFERENCE: Final = "vllm_offload"
 
 
+class MemoryFigures(msgspec.Struct, kw_only=True):
+    """What the live nodes' bytes did, in the model's bytes: ``scale`` times what was really moved."""
+
+    scale: int
+    packed_bytes: int
+    """By relocation within the card."""
+    out_bytes: int
+    """To the host tier."""
+    back_bytes: int
+    verified_blocks: int
+    """Comparisons with a checksum kept apart."""
+    wrong_blocks: int
+
+    def told(self) -> str:
+        """One line for people."""
+        return (
+            f"memory: {self.packed_bytes / 1e9:,.1f} GB of KV packed within cards, {self.out_bytes / 1e9:,.1f} GB moved "
+            f"to host memory, {self.back_bytes / 1e9:,.1f} GB brought back; kept as real bytes at 1/{self.scale} of "
+            f"that, {self.verified_blocks:,} block checks by checksum, {self.wrong_blocks} wrong"
+        )
+
+
 class LoopFigures(msgspec.Struct, kw_only=True):
     """What the live loop itself did; latencies are wall time from a node's sample to its last command."""
 
@@ -46,6 +68,7 @@ class LoopFigures(msgspec.Struct, kw_only=True):
     promoted: list[str]
     best_candidate_ratio: float
     """Best candidate's goodput over the heuristic's on the gate's workloads; NaN without one."""
+    memory: MemoryFigures
     heuristic_goodput_share: float = math.nan
     """Live goodput over that of the heuristic offline: how far the loop's own cost shows."""
 
@@ -89,7 +112,7 @@ def as_json(rows: Mapping[str, Mapping[str, float]], loop: LoopFigures, context:
     policies = {name: {key: _number(row[key]) for key in FIGURES} for name, row in rows.items()}
     return {
         "policies": policies,
-        "loop": {key: _number(value) for key, value in msgspec.structs.asdict(loop).items()},
+        "loop": {key: _number(value) for key, value in msgspec.to_builtins(loop).items()},
         **context,
     }
 

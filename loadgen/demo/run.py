@@ -102,6 +102,7 @@ async def _live(
             candidates=[verdict.version for verdict in gate.verdicts],
             promoted=[verdict.version for verdict in gate.verdicts if verdict.promoted],
             best_candidate_ratio=max((verdict.ratio for verdict in gate.verdicts), default=float("nan")),
+            memory=loop.memory(),
         )
         return figures(result), figures_of_loop
     finally:
@@ -164,6 +165,7 @@ def _conclude(
         f"loop: {loop.steps} steps, {loop.missed_steps} missed; sample to last command "
         f"p50 {loop.latency_p50_ms:.1f} ms, p99 {loop.latency_p99_ms:.1f} ms; {loop.dropped} messages dropped"
     )
+    console.print(loop.memory.told())
     if options.policy == "champion":
         if loop.promoted:
             console.print(f"the network {loop.promoted[-1]} beat the heuristic on the fixed workloads and took over")

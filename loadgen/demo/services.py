@@ -14,6 +14,7 @@ from loadgen.demo.options import DemoOptions
 from loadgen.demo.plan import Plan
 from loadgen.demo.processes import Child, Processes
 from loadgen.demo.ready import until_ready
+from loadgen.demo.report import MemoryFigures
 from loadgen.engine.report import Results
 from loadgen.node.files import NodeConfig, load_arrays, save_tables
 from services.bus import Bus
@@ -96,6 +97,22 @@ class Loop:
         parts = [load_arrays(self._file(node, "npz"))[f"node.{name}"] for node in self.nodes]
         return np.concatenate([np.atleast_1d(part) for part in parts]).astype(np.float64)
 
+    def memory(self) -> MemoryFigures:
+        """What the nodes' bytes did. Call it once ``finished``."""
+
+        def total(name: str) -> int:
+            return int(self.node_figures(f"memory_{name}").sum())
+
+        scale = int(self.node_figures("memory_scale").max())
+        return MemoryFigures(
+            scale=scale,
+            packed_bytes=total("move_bytes") * scale,
+            out_bytes=total("out_bytes") * scale,
+            back_bytes=total("back_bytes") * scale,
+            verified_blocks=total("verified"),
+            wrong_blocks=total("wrong"),
+        )
+
     async def stop(self) -> list[str]:
         """Everything ends; names of processes that had to be killed."""
         late = await self.processes.stop()
@@ -113,7 +130,7 @@ class Loop:
             tables=str(self._file(f"{node}-requests", "npz")),
             results=str(self._file(node, "npz")),
             duration_s=self._plan.duration_s,
-            fleet=self._plan.node_fleet(),
+            fleet=self._plan.live_fleet(),
             step_timeout_s=STEP_TIMEOUT_S,
             speed=self._options.speed,
             linger_s=3600.0,

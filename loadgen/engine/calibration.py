@@ -108,7 +108,6 @@ def reference_tokens_per_s(times: IterationTime) -> float:
     return REFERENCE_BATCH / seconds
 
 
-
 def prefill_tokens_per_s(times: IterationTime, overhead_s: float) -> float:
     """Prompt tokens per second of iterations that compute nothing else: whole prompts of one chunk."""
     seconds = times.iteration_s(0, 0, PREFILL_CHUNK_TOKENS, PREFILL_CHUNK_TOKENS / 2)

@@ -14,17 +14,22 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from loadgen.engine import views
 from loadgen.engine.build import build
-from loadgen.engine.calibration import coefficients, reference_tokens_per_s
-from loadgen.engine.gauges import gauges, idle_sessions
+from loadgen.engine.calibration import coefficients, prefill_tokens_per_s, reference_tokens_per_s
+from loadgen.engine.gauges import gauges
+from loadgen.engine.named import evict_named, prefetch_named
 from loadgen.engine.records import Phase, State
-from loadgen.engine.relocation import FREE, owners, relocate
+from loadgen.engine.relocation import FREE, RESERVED, owners, relocate, reserve, unreserve
 from loadgen.engine.report import Results
 from loadgen.engine.specs import FleetConfig
 from loadgen.engine.stepper import advance, obey, premap, refresh_floors
+from loadgen.engine.views import AwaySession, IdleSession, Sessions, Snapshot
 from loadgen.requests import RequestTable
 from schemas.identity import STEP_S
 from schemas.metrics import COLUMN, METRICS
+
+__all__ = ["AwaySession", "Effects", "Fleet", "IdleSession", "Sessions", "Snapshot"]
 
 F8 = npt.NDArray[np.float64]
 I8 = npt.NDArray[np.int64]
@@ -42,35 +47,6 @@ class Effects:
     groups_freed: I8
     """Page groups given back by compaction."""
     pause_us: F8
-
-
-@dataclasses.dataclass(frozen=True)
-class IdleSession:
-    """A conversation between turns whose KV is on the card."""
-
-    sequence: int
-    blocks: int
-    idle_since_s: float
-    expected_return_s: float
-    """From now."""
-    copied: bool
-    """Its KV is in the host tier too."""
-    pinned: bool
-    """In a transfer, or its next turn waits in the queue."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
-    """What the engine protocol's ``snapshot`` tells of one worker: blocks by state and idle sessions, LRU first."""
-
-    blocks_live: int
-    blocks_idle: int
-    blocks_free: int
-    blocks_in_transfer: int
-    """Of the idle ones, those that a transfer pins."""
-    groups_mapped: int
-    groups_empty: int
-    idle: tuple[IdleSession, ...]
 
 
 class Fleet:
@@ -118,15 +94,20 @@ class Fleet:
         evict_bytes: npt.ArrayLike | None = None,
         compact_bytes: npt.ArrayLike | None = None,
         generation: npt.ArrayLike | None = None,
+        hard_bytes: npt.ArrayLike | None = None,
     ) -> None:
         """Act on all workers; each argument has shape ``(W,)`` or is one number for all.
 
         ``rho`` (NaN: as it is) is clipped to [1, rho_max], ``max_running`` (-1: as it is) to [4, 1024]; a changed
         one raises the worker's generation unless ``generation`` (-1: as it is) sets it. ``evict_bytes`` starts
-        swap-outs of idle sessions, ``compact_bytes`` moves at most so much; 0 or NaN: nothing.
+        swap-outs of idle sessions, ``compact_bytes`` moves at most so much; 0 or NaN: nothing. ``hard_bytes`` (NaN: as
+        it is, inf: none) bounds what the worker may map, in whole page groups and beside what the card's account
+        allows; empty groups beyond it go back with the next control period, others once they are empty. It raises the
+        generation as the others do. Engines with a fixed pool ignore it.
         """
-        orders = np.full((5, self.workers), math.nan)
-        for row, given in zip(orders, (rho, max_running, evict_bytes, compact_bytes, generation), strict=True):
+        orders = np.full((6, self.workers), math.nan)
+        told = (rho, max_running, evict_bytes, compact_bytes, generation, hard_bytes)
+        for row, given in zip(orders, told, strict=True):
             if given is not None:
                 row[:] = given
         obey(self.state, orders, self.config.rho_max)
@@ -163,51 +144,79 @@ class Fleet:
 
     def snapshot(self, worker: int) -> Snapshot:
         """Blocks by state and idle sessions of one worker."""
-        row = self.state.worker[worker]
-        rows = np.zeros((int(row["n_idle"]), 6))
-        idle_sessions(self.state, worker, self.t_s, rows)
-        idle = tuple(
-            IdleSession(int(q), int(blocks), since, back, bool(copied), bool(pinned))
-            for q, blocks, since, back, copied, pinned in rows.tolist()
-        )
-        bpg = int(row["bpg"])
-        at, end = int(row["group_at"]), int(row["group_at"]) + int(row["groups"])
-        full = np.uint64(2**bpg - 1)
-        groups = self.state.group[at:end]
-        used = int(row["mapped"]) * bpg - int(row["free"])
-        return Snapshot(
-            blocks_live=used - int(row["idle_blocks"]),
-            blocks_idle=int(row["idle_blocks"]),
-            blocks_free=int(row["free"]),
-            blocks_in_transfer=sum(one.blocks for one in idle if self.state.sequence[one.sequence]["lane"] >= 0),
-            groups_mapped=int(row["mapped"]),
-            groups_empty=int(((groups["free"] == full) & (groups["mapped"] == 1)).sum()),
-            idle=idle,
-        )
+        return views.snapshot(self.state, worker, self.t_s)
+
+    def sessions(self, worker: int) -> Sessions:
+        """Where the KV of each sequence of one worker is, and what was transferred of it so far."""
+        return views.sessions(self.state, worker)
+
+    def away(self, worker: int, within_s: float) -> tuple[AwaySession, ...]:
+        """Sessions of one worker in the host tier only whose next turn is expected within ``within_s`` seconds or
+        overdue, those nearest to their time first, at most 256."""
+        return views.away(self.state, worker, self.t_s, within_s)
+
+    def prefill_tokens_per_s(self, worker: int) -> float:
+        """Prompt tokens per second that the worker computes when it has its card to itself and decodes nothing."""
+        model = self.config.model_specs()[worker % self.config.workers_per_card]
+        times = coefficients(self.config.card_spec().name, model.name)
+        return prefill_tokens_per_s(times, self.config.overhead_s)
+
+    def evict_sessions(self, worker: int, sequences: npt.ArrayLike) -> F8:
+        """Start swapping out the sequences int64 [n]; float64 [n], the bytes of each that leave the card, 0 where it
+        may not go: not an idle session of this worker, in a transfer, its next turn waits, its class forbids it, or
+        the host tier is full. ValueError for a number that is no sequence of the fleet."""
+        numbers = self._sequences(sequences)
+        started = np.zeros(len(numbers))
+        evict_named(self.state, worker, numbers, started)
+        return started
+
+    def prefetch_sessions(self, worker: int, sequences: npt.ArrayLike) -> F8:
+        """Start loading the sequences int64 [n] ahead of their next turn; float64 [n], the bytes of each that come,
+        0 where it may not: not this worker's, on the card, in a transfer, not in the host tier, a turn of it is not
+        finished, the worker has a queue, or there is no memory that nobody needs. ValueError as above."""
+        numbers = self._sequences(sequences)
+        started = np.zeros(len(numbers))
+        prefetch_named(self.state, worker, numbers, started)
+        return started
 
     def owners(self, worker: int) -> tuple[I8, npt.NDArray[np.uint8]]:
         """Who holds each block of one worker: int64 [groups x blocks per group], a sequence's number, -1 for free, -2
-        for a block of a group that is not mapped; and uint8 alike, 1 where a transfer pins the block."""
+        for a block of a group that is not mapped, -3 for a reserved one; and uint8 alike, 1 where a transfer pins the
+        block."""
         row = self.state.worker[worker]
         out = np.empty(int(row["groups"] * row["bpg"]), np.int64)
         pinned = np.empty(len(out), np.uint8)
         owners(self.state, worker, out, pinned)
         return out, pinned
 
+    def reserve(self, worker: int, blocks: npt.ArrayLike) -> None:
+        """Keep free blocks int64 [n] of one worker for moves: nobody gets them, their groups stay mapped. ValueError,
+        with nothing changed, when one is not free, not mapped, not the worker's or given twice."""
+        numbers = self._blocks(worker, blocks)
+        at = int(reserve(self.state, worker, numbers))
+        if at >= 0:
+            raise ValueError(f"block {numbers[at]} of worker {worker}, {at + 1} of {len(numbers)}: not free and mapped")
+
+    def unreserve(self, worker: int, blocks: npt.ArrayLike) -> None:
+        """Make reserved blocks int64 [n] free again. Those that are not reserved any more, because a move took them
+        or a crash unmapped their group, are left alone. ValueError for a block that is not the worker's."""
+        unreserve(self.state, worker, self._blocks(worker, blocks))
+
     def relocate(self, worker: int, moves: I8) -> int:
         """Re-point int64 [n, 2] (source, destination) blocks of one worker and give emptied groups back to the card;
         the groups freed. ValueError, with nothing changed, for a source that nobody holds or a transfer pins and for
-        a destination that is not free."""
+        a destination that is neither free nor reserved."""
         held, pinned = self.owners(worker)
         inside = (moves >= 0).all() and (moves < len(held)).all()
         if not inside or len(np.unique(moves)) != moves.size:
             raise ValueError(f"{len(moves)} moves on {len(held)} blocks: expected each block once and inside")
         sources, destinations = moves[:, 0], moves[:, 1]
-        wrong = (held[sources] < 0) | (pinned[sources] != 0) | (held[destinations] != FREE)
+        open_ = (held[destinations] == FREE) | (held[destinations] == RESERVED)
+        wrong = (held[sources] < 0) | (pinned[sources] != 0) | ~open_
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
             raise ValueError(f"move {at}, {moves[at].tolist()}: source not held or pinned, or destination not free")
-        return int(relocate(self.state, worker, np.ascontiguousarray(moves), held[sources]))
+        return int(relocate(self.state, worker, np.array(moves, np.int64, order="C"), held[sources]))
 
     def results(self) -> Results:
         """What became of every request so far."""
@@ -225,6 +234,23 @@ class Fleet:
             preemptions=worker["preemptions"].copy(),
             oom=worker["oom"].copy(),
         )
+
+    def _sequences(self, sequences: npt.ArrayLike) -> I8:
+        """A copy (kernels are compiled for writable arrays), checked against the fleet's range."""
+        numbers, count = np.array(sequences, np.int64), len(self.state.sequence)
+        wrong = (numbers < 0) | (numbers >= count)
+        if numbers.ndim != 1 or wrong.any():
+            raise ValueError(f"sequences {numbers[wrong].tolist()}: expected a list of numbers from 0 to {count - 1}")
+        return numbers
+
+    def _blocks(self, worker: int, blocks: npt.ArrayLike) -> I8:
+        """A copy, checked against the worker's address space."""
+        row = self.state.worker[worker]
+        numbers, count = np.array(blocks, np.int64), int(row["groups"] * row["bpg"])
+        wrong = (numbers < 0) | (numbers >= count)
+        if numbers.ndim != 1 or wrong.any():
+            raise ValueError(f"blocks {numbers[wrong].tolist()}: expected a list of numbers from 0 to {count - 1}")
+        return numbers
 
     def _constant_columns(self) -> F8:
         out = np.full((self.workers, len(METRICS)), math.nan)

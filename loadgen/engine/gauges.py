@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from loadgen.engine.compaction import fragmentation
 from loadgen.engine.jit import entry, kernel
-from loadgen.engine.records import BINS, BLOCKED_MEMORY, FINISHED, State
+from loadgen.engine.link import backlog_bytes
+from loadgen.engine.records import BINS, BLOCKED_MEMORY, FINISHED, LANES, State
 from loadgen.engine.room import hard_groups, return_in_s
 from schemas.metrics import COLUMN, CONTEXT_EDGES_TOKENS, CONTEXT_SLICE, TPOT_SLICE, TTFT_SLICE
 
@@ -161,3 +162,12 @@ def idle_sessions(s: State, w: int, t: float, out: F8) -> int:
         n += 1
         q = seq.l_next
     return n
+
+
+@entry
+def link_backlog(s: State, c: int) -> float:
+    """Bytes queued on the card's link, all lanes together."""
+    total = 0.0
+    for lane in range(LANES):
+        total += backlog_bytes(s, c, lane)
+    return total

@@ -1,8 +1,8 @@
 """KV memory of one worker: page groups, the blocks in them, and the chunks by which sequences hold blocks.
 
-A group's ``free`` mask is the whole truth about what may be taken; ``open`` has a bit per group with a free one. Allocation
-is page-aware by taking the lowest address (DESIGN section 5), or goes where blocks were freed last, as a LIFO free
-list does. A sequence that grows takes from the group of its last block first.
+A group's ``free`` mask is the whole truth about what may be taken; ``open`` has a bit per group with a free one.
+Allocation is page-aware by taking the lowest address (DESIGN section 5), or goes where blocks were freed last, as a
+LIFO free list does. A sequence that grows takes from the group of its last block first.
 """
 
 from __future__ import annotations

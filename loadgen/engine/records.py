@@ -147,7 +147,7 @@ CARD: Final = _dtype(
 """One card: its memory account, host tier and link."""
 
 GROUP: Final = _dtype(u8="free aside", i8="mapped")
-"""One page group: a bit per free block, and per block kept as the destination of a move; none while it is not mapped."""
+"""One page group: a bit per free block, and one per block kept as a move's destination; none while not mapped."""
 
 CHUNK: Final = _dtype(u8="mask", i8="group next")
 """Blocks of one sequence in one page group."""

@@ -46,6 +46,20 @@ def owners(s: State, w: int, out: I8, pinned: npt.NDArray[np.uint8]) -> None:
             c = s.chunk[c].next
 
 
+@kernel
+def _give_back(s: State, w: int, blocks: I8, count: int) -> None:
+    """Make the first ``count`` of ``blocks`` free again, those of them that are reserved."""
+    worker = s.worker[w]
+    for i in range(count):
+        g = worker.group_at + blocks[i] // worker.bpg
+        bit = ONE << np.uint64(blocks[i] % worker.bpg)
+        if s.group[g].aside & bit != ZERO:
+            s.group[g].aside &= ~bit
+            set_free(s, w, g, s.group[g].free | bit)
+            worker.free += 1
+            worker.aside -= 1
+
+
 @entry
 def reserve(s: State, w: int, blocks: I8) -> int:
     """Take free blocks, numbers of the worker inside its address space, out of the free ones; returns -1, or the
@@ -62,20 +76,6 @@ def reserve(s: State, w: int, blocks: I8) -> int:
         worker.free -= 1
         worker.aside += 1
     return -1
-
-
-@kernel
-def _give_back(s: State, w: int, blocks: I8, count: int) -> None:
-    """Make the first ``count`` of ``blocks`` free again, those of them that are reserved."""
-    worker = s.worker[w]
-    for i in range(count):
-        g = worker.group_at + blocks[i] // worker.bpg
-        bit = ONE << np.uint64(blocks[i] % worker.bpg)
-        if s.group[g].aside & bit != ZERO:
-            s.group[g].aside &= ~bit
-            set_free(s, w, g, s.group[g].free | bit)
-            worker.free += 1
-            worker.aside -= 1
 
 
 @entry

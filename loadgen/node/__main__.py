@@ -11,6 +11,7 @@ from pathlib import Path
 import uvloop
 
 from loadgen.engine.fleet import Fleet
+from loadgen.node import memory
 from loadgen.node.emulation import Emulation
 from loadgen.node.files import arrays_of, classes_of, load_tables, read_config
 from loadgen.node.process import live
@@ -36,9 +37,17 @@ def main(argv: list[str] | None = None) -> int:
         # Kernels are compiled or loaded here, before anybody waits for a step.
         Fleet(config.fleet, [empty_table() for _ in tables]).advance(STEP_S)
         fleet = Fleet(config.fleet, tables)
-        emulation = Emulation(fleet, config.workers(), classes_of(config, tables), config.fleet.limits)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(live(config, emulation, lambda: arrays_of(fleet.results())))
+        fetches = config.fleet.mode.prefetch
+        classes = classes_of(config, tables)
+        emulation = Emulation(fleet, config.workers(), classes, config.fleet.limits, fetches=fetches)
+        emulation.memory = memory.create(
+            fleet, config.sockets, emulation.base_receipt, emulation.asker, budget_bytes=config.arena_bytes
+        )
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(live(config, emulation, lambda: arrays_of(fleet.results())))
+        finally:
+            emulation.memory.close()
     except UserError as error:
         print(f"tidegate node: {error}", file=sys.stderr)  # noqa: T201
         return 2

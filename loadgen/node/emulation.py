@@ -5,13 +5,16 @@ Synchronous and without I/O: the sockets are in ``server``, the clock that calls
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.node.movements import Movement, Movements
+from loadgen.node.describing import describe, snapshot
+from loadgen.node.movements import Kind, Movement, Movements
 from loadgen.node.quota import Quota, QuotaLimits
 from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
 from schemas.engine import (
@@ -20,11 +23,9 @@ from schemas.engine import (
     Commit,
     Copy,
     Describe,
-    Description,
     Evict,
     Failure,
     GrantPages,
-    IdleSession,
     Prefetch,
     Prepare,
     Receipt,
@@ -34,23 +35,21 @@ from schemas.engine import (
     SampleReply,
     SetQuota,
     Snapshot,
-    SnapshotReply,
 )
 from schemas.identity import STEP_NS, STEP_S, Order
 from schemas.metrics import COLUMN
 from schemas.telemetry import pack_metrics
 
 if TYPE_CHECKING:  # the node's logic needs no compiled fleet: tests run it on plain numbers
+    from loadgen.engine import views
     from loadgen.engine.fleet import Effects
-    from loadgen.engine.fleet import Snapshot as FleetSnapshot
+    from loadgen.node.memory import NodeMemory, WorkerMemory
 
 F8 = NDArray[np.float64]
 
-CAPABILITIES: Final = ("set_quota", "compact", "evict", "receipt")
-"""No ``grants``: the fleet's guard owns the card's account, and looks and maps in one thread."""
-
-IDLE_LISTED: Final = 64
-"""Idle sessions that a snapshot lists, least recently used first."""
+CAPABILITIES: Final = ("set_quota", "evict", "sessions", "receipt")
+"""No ``grants``: the fleet's guard owns the card's account, and looks and maps in one thread. With memory behind the
+blocks ``compact`` comes on top, and ``prefetch`` where the fleet does not bring sessions back by itself."""
 
 
 class Stepper(Protocol):
@@ -68,8 +67,8 @@ class Stepper(Protocol):
         rho: F8 | None = None,
         max_running: NDArray[np.int64] | None = None,
         evict_bytes: F8 | None = None,
-        compact_bytes: F8 | None = None,
         generation: NDArray[np.int64] | None = None,
+        hard_bytes: F8 | None = None,
     ) -> None: ...
 
     def advance(self, step_s: float = ...) -> None: ...
@@ -78,7 +77,15 @@ class Stepper(Protocol):
 
     def effects(self) -> Effects: ...
 
-    def snapshot(self, worker: int) -> FleetSnapshot: ...
+    def snapshot(self, worker: int) -> views.Snapshot: ...
+
+    def away(self, worker: int, within_s: float) -> Sequence[views.AwaySession]: ...
+
+    def evict_sessions(self, worker: int, sequences: Sequence[int]) -> F8: ...
+
+    def prefetch_sessions(self, worker: int, sequences: Sequence[int]) -> F8: ...
+
+    def prefill_tokens_per_s(self, worker: int) -> float: ...
 
 
 class Emulation:
@@ -90,7 +97,11 @@ class Emulation:
         workers: Sequence[str],
         classes: Sequence[int],
         limits: Mapping[ServiceClass, ClassLimits] = DEFAULT_LIMITS,
+        *,
+        fetches: bool = False,
+        wall_s: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """``fetches``: the fleet brings sessions back by itself. ``wall_s``: clock of queue times."""
         if not fleet.workers == len(workers) == len(classes):
             raise ValueError(f"{fleet.workers} workers, {len(workers)} names, {len(classes)} classes")
         self.fleet = fleet
@@ -106,15 +117,21 @@ class Emulation:
         self.quotas = [
             Quota(
                 QuotaLimits(
-                    q0_bytes=int(self._get(i, "q0_bytes")),
-                    capacity_bytes=int(self._get(i, "card_kv_capacity_bytes")),
+                    q0_bytes=int(self.metric(i, "q0_bytes")),
+                    capacity_bytes=int(self.metric(i, "card_kv_capacity_bytes")),
                     rho_max=limits[ServiceClass(classes[i])].rho_max,
-                    max_running_start=int(self._get(i, "max_running")),
+                    max_running_start=int(self.metric(i, "max_running")),
                 )
             )
             for i in range(len(workers))
         ]
+        self.memory: NodeMemory | None = None
+        """The bytes behind the blocks; whoever made them puts them here. Without, nothing can be compacted."""
         self._answered = [Order(-1, -1)] * len(workers)
+        self._fetches = fetches
+        self._moved: dict[Kind, F8] = {"evict": np.zeros(len(workers)), "prefetch": np.zeros(len(workers))}
+        """Since the start, bytes: what left the card, and what came back."""
+        self._wall_s = wall_s
 
     @property
     def t_ns(self) -> int:
@@ -132,31 +149,27 @@ class Emulation:
 
     def advance(self) -> None:
         """One step of simulated time under the quotas in force; then leases may run out."""
-        count = len(self.workers)
-        amounts = [one.take() for one in self.movements]
         self.fleet.command(
             rho=np.array([one.rho for one in self.quotas]),
             max_running=np.array([one.max_running for one in self.quotas], np.int64),
-            evict_bytes=np.array([one[0] for one in amounts]),
-            compact_bytes=np.array([one[1] for one in amounts]),
+            evict_bytes=np.array([one.take() for one in self.movements]),
             generation=np.array([one.generation for one in self.quotas], np.int64),
+            hard_bytes=np.array([float(one.hard_bytes) for one in self.quotas]),
         )
         self.fleet.advance(STEP_S)
         self.step += 1
         self.metrics = self.fleet.metrics()
+        if self.memory is not None:
+            self.memory.sync()
         effects = self.fleet.effects()
-        for i in range(count):
-            movements = self.movements[i]
-            movements.advanced(
-                self._get(i, "evicted_bytes"),
-                float(effects.evict_started_bytes[i]),
-                self._get(i, "compacted_bytes"),
-                int(effects.groups_freed[i]),
-                float(effects.pause_us[i]),
-            )
-            movements.expire(self.t_ns)
-            if self.quotas[i].expire(self.t_ns):
-                movements.abort_open()
+        self._moved["evict"] += effects.evicted_bytes
+        self._moved["prefetch"] += effects.loaded_bytes
+        for i, movements in enumerate(self.movements):
+            counters = {kind: float(moved[i]) for kind, moved in self._moved.items()}
+            movements.advanced(counters, float(effects.evict_started_bytes[i]))
+            lapsed = self.quotas[i].expire(self.t_ns)
+            if self.memory is not None:
+                self.memory.workers[i].boundary(self.t_ns, lapsed=lapsed)
 
     def sample(self, finished: bool) -> SampleReply:
         """METRICS rows of this step, quota columns as this node keeps them."""
@@ -177,115 +190,103 @@ class Emulation:
             case SetQuota():
                 return self._set_quota(i, body)
             case Snapshot():
-                return self._snapshot(i)
+                return snapshot(self, i, body)
             case Describe():
-                return self._describe(i)
+                return describe(self, i)
             case Evict():
                 return self._evict(i, body)
-            case Prepare():
-                block, group = int(self._get(i, "block_bytes")), self._group(i)
-                return self.movements[i].prepare(body, self.t_ns, self._holes(i), block, group)
-            case Copy():
-                return self.movements[i].copy(body.ticket) or self._receipt(i, "")
-            case Commit():
-                done = self.movements[i].commit(body.ticket, self._get(i, "compacted_bytes"))
-                return done if isinstance(done, Failure) else self._receipt(i, "", done)
-            case Abort():
-                return self.movements[i].abort(body.ticket) or self._receipt(i, "")
+            case Prepare() | Copy() | Commit() | Abort():
+                if self.memory is None:
+                    return Failure("unsupported", "no memory behind the blocks")
+                return self._relocation(i, body, self.memory.workers[i])
             case AskReceipt():
-                movement = self.movements[i].actions.get(body.action_id)
-                return self._receipt(i, body.action_id, movement, "" if movement else "no movement of this action")
+                return self._ask_receipt(i, body.action_id)
             case GrantPages():
-                return self.quotas[i].grant(body, int(self._mapped(i))) or self._receipt(i, "")
+                return self.quotas[i].grant(body, int(self.mapped_bytes(i))) or self._receipt(i, "")
             case ReturnPages():
                 return self._receipt(i, "", detail="empty page groups are given back as soon as they are empty")
             case Prefetch():
-                if body.sessions:
-                    return Failure("unsupported", "this engine brings sessions back ahead of time by itself")
-                return self._receipt(i, body.action_id)
+                return self._prefetch(i, body)
             case _:
                 return Failure("unsupported", "this is a worker's socket: ask node.sock for samples")
 
     def _set_quota(self, i: int, command: SetQuota) -> ReplyBody:
         # Refused commands count as well: the step was answered, and time must not wait for what will not come.
         self._answered[i] = max(self._answered[i], Order(command.boot_id, command.step))
-        failure = self.quotas[i].set_quota(command, self.t_ns, int(self._get(i, "floor_bytes")))
+        failure = self.quotas[i].set_quota(command, self.t_ns, int(self.metric(i, "floor_bytes")))
         return failure or self._receipt(i, command.action_id)
 
-    def _describe(self, i: int) -> Description:
-        quota = self.quotas[i]
-        return Description(
-            self.workers[i],
-            self.classes[i],
-            "emulated",
-            int(self._get(i, "block_bytes")),
-            self._group(i),
-            int(self._get(i, "kv_bytes_per_token")),
-            quota.limits.q0_bytes,
-            quota.limits.capacity_bytes,
-            int(self._mapped(i)),
-            int(self._get(i, "floor_bytes")),
-            quota.generation,
-            CAPABILITIES,
-            granted_bytes=quota.granted_bytes,
-            link_bytes_per_s=self._get(i, "link_bytes_per_s"),
-        )
-
-    def _snapshot(self, i: int) -> SnapshotReply:
-        quota = self.quotas[i]
-        kv, idle = self._get(i, "kv_bytes"), self._get(i, "kv_idle_bytes")
-        leaving = sum(
-            one.wanted_bytes - one.moved_bytes
-            for one in self.movements[i].actions.values()
-            if one.kind == "evict" and not one.done
-        )
-        host_free = self._get(i, "host_capacity_bytes") - self._get(i, "host_used_bytes")
-        return SnapshotReply(
-            generation=quota.generation,
-            rho=quota.rho,
-            quota_soft_bytes=quota.soft_bytes,
-            quota_hard_bytes=quota.hard_bytes,
-            max_running=quota.max_running,
-            live_bytes=int(kv - idle),
-            idle_bytes=int(idle),
-            leaving_bytes=int(leaving),
-            away_bytes=int(self._get(i, "host_used_bytes")),
-            returning_bytes=0,
-            relocating_bytes=self.movements[i].open_bytes,
-            mapped_bytes=int(self._mapped(i)),
-            free_block_bytes=int(self._holes(i)),
-            floor_bytes=int(self._get(i, "floor_bytes")),
-            lease_until_ns=quota.lease_until_ns,
-            host_free_bytes=int(max(host_free, 0.0)),
-            idle=self._idle(i),
-        )
-
-    def _idle(self, i: int) -> tuple[IdleSession, ...]:
-        block, now_s = int(self._get(i, "block_bytes")), self.step * STEP_S
-        return tuple(
-            IdleSession(one.sequence, one.blocks * block, now_s - one.idle_since_s, one.expected_return_s)
-            for one in self.fleet.snapshot(i).idle[:IDLE_LISTED]
-        )
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        more = ("compact",) if self.memory is not None else ()
+        return CAPABILITIES + more + (() if self._fetches else ("prefetch",))
 
     def _evict(self, i: int, command: Evict) -> ReplyBody:
         if not self._limits[ServiceClass(self.classes[i])].swap_allowed:
             return Failure("class_forbids", f"KV of class {ServiceClass(self.classes[i]).name.lower()} never leaves")
-        if command.sessions:
-            return Failure("unsupported", "this engine chooses the sessions itself: send bytes")
-        if command.bytes <= 0:
+        movements = self.movements[i]
+        held = movements.actions.get(command.action_id)
+        if held is not None:  # a repeat
+            return self._receipt(i, command.action_id, held)
+        if command.bytes <= 0 and not command.sessions:
             return Failure("out_of_range", numbers={"bytes": float(command.bytes)})
-        host_free = self._get(i, "host_capacity_bytes") - self._get(i, "host_used_bytes")
-        if command.action_id not in self.movements[i].actions and host_free < self._get(i, "block_bytes"):
+        host_free = self.metric(i, "host_capacity_bytes") - self.metric(i, "host_used_bytes")
+        if host_free < self.metric(i, "block_bytes"):
             return Failure("tier_full", numbers={"host_free_bytes": host_free})
-        counter = self._get(i, "evicted_bytes")
-        movement = self.movements[i].evict(command.action_id, float(command.bytes), counter)
-        return self._receipt(i, command.action_id, movement)
+        wanted = float(command.bytes)
+        if command.sessions:
+            try:
+                wanted = float(self.fleet.evict_sessions(i, command.sessions).sum())
+            except ValueError as error:
+                return Failure("unknown_session", str(error))
+        return self._begin(i, "evict", command.action_id, wanted, command.sessions)
+
+    def _prefetch(self, i: int, command: Prefetch) -> ReplyBody:
+        if not self._limits[ServiceClass(self.classes[i])].swap_allowed:
+            return Failure("class_forbids", f"KV of class {ServiceClass(self.classes[i]).name.lower()} never leaves")
+        if self._fetches:
+            return Failure("unsupported", "this engine brings sessions back ahead of time by itself")
+        held = self.movements[i].actions.get(command.action_id)
+        if held is not None:
+            return self._receipt(i, command.action_id, held)
+        try:
+            wanted = float(self.fleet.prefetch_sessions(i, command.sessions).sum())
+        except ValueError as error:
+            return Failure("unknown_session", str(error))
+        return self._begin(i, "prefetch", command.action_id, wanted, command.sessions)
+
+    def _begin(self, i: int, kind: Kind, action_id: str, wanted: float, sessions: Sequence[int]) -> Receipt:
+        counter = float(self._moved[kind][i])
+        movement = self.movements[i].begin(action_id, kind, wanted, counter, self._wall_s(), sessions)
+        return self._receipt(i, action_id, movement)
+
+    def _relocation(self, i: int, body: Prepare | Copy | Commit | Abort, memory: WorkerMemory) -> ReplyBody:
+        said = memory.answer(body, self.t_ns)
+        if isinstance(body, Commit) and isinstance(said, Receipt):
+            self.metrics = self.fleet.metrics()  # what the commit gave back is given back now
+            said = msgspec.structs.replace(said, mapped_bytes=int(self.mapped_bytes(i)))
+        return said
+
+    def _ask_receipt(self, i: int, action_id: str) -> ReplyBody:
+        movement = self.movements[i].actions.get(action_id)
+        if movement is None and self.memory is not None:
+            said = self.memory.workers[i].relocation.receipt(action_id)
+            if isinstance(said, Receipt):
+                return said
+        return self._receipt(i, action_id, movement, "" if movement else "no movement of this action")
+
+    def base_receipt(self, i: int, action_id: str) -> Receipt:
+        """The quota in force, for an action that moved nothing yet."""
+        return self._receipt(i, action_id)
+
+    def asker(self, i: int, sequence: int, kind: str) -> tuple[str, float]:
+        """Who asked for a session's transfer ``out`` or ``back``, and how many seconds ago by the wall."""
+        found = self.movements[i].asked_by(sequence, "evict" if kind == "out" else "prefetch")
+        return ("engine", 0.0) if found is None else (found[0], self._wall_s() - found[1])
 
     def _receipt(self, i: int, action_id: str, movement: Movement | None = None, detail: str = "") -> Receipt:
         quota = self.quotas[i]
-        compact = movement is not None and movement.kind == "compact"
-        moved = int(movement.moved_bytes) if movement is not None else 0
-        return Receipt(
+        receipt = Receipt(
             action_id,
             movement is None or movement.done,
             quota.generation,
@@ -293,24 +294,22 @@ class Emulation:
             quota.soft_bytes,
             quota.hard_bytes,
             quota.max_running,
-            int(self._mapped(i)),
-            compacted_bytes=moved if compact else 0,
-            evicted_bytes=0 if compact else moved,
-            pages_freed=movement.pages_freed if movement is not None else 0,
-            pause_us=movement.pause_us if movement is not None else 0.0,
+            int(self.mapped_bytes(i)),
             detail=detail,
         )
+        if movement is None:
+            return receipt
+        moved = self.memory.workers[i].of(action_id) if self.memory is not None else ()
+        name = "evicted_bytes" if movement.kind == "evict" else "prefetched_bytes"
+        return msgspec.structs.replace(receipt, moved=moved, **{name: int(movement.moved_bytes)})
 
-    def _get(self, i: int, name: str) -> float:
+    def metric(self, i: int, name: str) -> float:
         """A metric, 0 where this fleet has none of it."""
         value = float(self.metrics[i, COLUMN[name]])
         return value if np.isfinite(value) else 0.0
 
-    def _group(self, i: int) -> int:
-        return max(int(self._get(i, "page_group_bytes")), 1)
+    def group_bytes(self, i: int) -> int:
+        return max(int(self.metric(i, "page_group_bytes")), 1)
 
-    def _mapped(self, i: int) -> float:
-        return max(self._get(i, "kv_mapped_bytes"), self._get(i, "kv_bytes"))
-
-    def _holes(self, i: int) -> float:
-        return self._mapped(i) - self._get(i, "kv_bytes")
+    def mapped_bytes(self, i: int) -> float:
+        return max(self.metric(i, "kv_mapped_bytes"), self.metric(i, "kv_bytes"))

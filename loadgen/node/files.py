@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.engine.specs import FleetConfig
+from loadgen.node.memory import BUDGET_BYTES
 from loadgen.requests import RequestTable
 from schemas.classes import ServiceClass
 from schemas.identity import worker_id
@@ -42,6 +43,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How long a step waits for its commands, wall seconds; then it goes on without and counts as missed."""
     speed: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     """Simulated seconds per wall second at most; 0: no bound."""
+    arena_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = BUDGET_BYTES
+    """Shared memory for the blocks of all workers, bytes: sets the scale at which they are kept."""
     linger_s: Annotated[float, msgspec.Meta(ge=0.0)] = 10.0
     """How long the node stays after the last step so that telemetry sees the end, wall seconds."""
     log_level: str = "info"

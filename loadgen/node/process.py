@@ -49,9 +49,11 @@ async def live(config: NodeConfig, emulation: Emulation, results: Callable[[], M
 
 def _account(replay: Replay) -> dict[str, NDArray[Any]]:
     """What the node itself counted, beside the requests' outcomes."""
+    memory = replay.emulation.memory.figures() if replay.emulation.memory is not None else {}
     return {
         "node.steps": np.array(replay.emulation.step),
         "node.missed_steps": np.array(replay.missed_steps),
         "node.latency_ms": np.array(replay.latencies_ms, np.float64),
         "node.expired_leases": np.array(sum(one.expired for one in replay.emulation.quotas)),
+        **{f"node.memory_{name}": np.array(value) for name, value in memory.items()},
     }

@@ -15,6 +15,7 @@ import mmap
 import os
 import re
 import struct
+import time
 import zlib
 from pathlib import Path
 from typing import Final
@@ -146,6 +147,26 @@ def attach(name: str, geometry: Geometry | None = None, folder: Path = FOLDER) -
         os.close(descriptor)
         raise
     return Segment(name, stated, path, descriptor, memory, owner=False)
+
+
+def sweep(prefix: str, folder: Path = FOLDER, older_s: float = 60.0) -> list[str]:
+    """Remove segments called ``prefix...`` that dead engines of this user left; their names. Younger ones than
+    ``older_s`` stay: an engine that starts this moment has made its file and does not hold it yet."""
+    removed = []
+    for path in folder.glob(f"{prefix}*"):
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # somebody else's, or gone already
+            continue
+        try:
+            found = os.fstat(descriptor)
+            young = time.time() - found.st_mtime < older_s
+            if found.st_uid == os.getuid() and not young and not _held(descriptor):
+                path.unlink(missing_ok=True)
+                removed.append(path.name)
+        finally:
+            os.close(descriptor)
+    return removed
 
 
 def _path(name: str, folder: Path) -> Path:

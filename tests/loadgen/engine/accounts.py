@@ -18,7 +18,7 @@ def _linked(records: np.ndarray, head: int, link: str) -> list[int]:
 
 
 def check_accounts(fleet: Fleet) -> None:
-    """Every kept sum equals a recount; every block of a mapped group is free or held by one sequence."""
+    """Every kept sum equals a recount; every block of a mapped group is free, reserved or held by one sequence."""
     s = fleet.state
     held: dict[int, int] = {}
     for q, seq in enumerate(s.sequence):
@@ -54,20 +54,25 @@ def _check_worker(fleet: Fleet, w: int, held: dict[int, int]) -> None:
     s = fleet.state
     worker = s.worker[w]
     bpg, at = int(worker["bpg"]), int(worker["group_at"])
-    free = mapped = 0
+    free = mapped = kept = 0
     for g in range(at, at + int(worker["groups"])):
-        mask = int(s.group[g]["free"])
+        mask, aside = int(s.group[g]["free"]), int(s.group[g]["aside"])
         if s.group[g]["mapped"]:
-            assert mask ^ held.get(g, 0) == 2**bpg - 1, f"group {g}: a block neither free nor held"
-            assert mask & held.get(g, 0) == 0, f"group {g}: a held block is free"
+            assert mask ^ aside ^ held.get(g, 0) == 2**bpg - 1, f"group {g}: a block neither free nor reserved nor held"
+            assert (mask | aside) & held.get(g, 0) == 0, f"group {g}: a held block is free or reserved"
+            assert mask & aside == 0, f"group {g}: a reserved block is free"
             mapped += 1
         else:
-            assert mask == 0, f"group {g}: free blocks in an unmapped group"
+            assert mask | aside == 0, f"group {g}: free or reserved blocks in an unmapped group"
             assert g not in held, f"group {g}: held blocks in an unmapped group"
         is_open = (int(s.open[w, (g - at) >> 6]) >> ((g - at) & 63)) & 1
         assert is_open == (mask != 0), f"group {g}: open bit"
         free += mask.bit_count()
+        kept += aside.bit_count()
     assert (mapped, free) == (worker["mapped"], worker["free"]), "mapped groups and free blocks"
+    assert kept == worker["aside"], "reserved blocks"
+    numbers = np.flatnonzero(s.sequence["worker"] == w)
+    assert (numbers == np.arange(worker["seq_at"], worker["seq_end"])).all(), "sequences are numbered worker by worker"
     idle = _linked(s.sequence, worker["l_head"], "l_next")
     assert len(idle) == worker["n_idle"]
     assert sum(int(s.sequence[q]["blocks"]) for q in idle) == worker["idle_blocks"], "idle blocks"
@@ -76,7 +81,7 @@ def _check_worker(fleet: Fleet, w: int, held: dict[int, int]) -> None:
     running = (phase >= int(Phase.LOADING)) & (phase <= int(Phase.DECODE))
     assert int((phase == int(Phase.WAITING)).sum()) == worker["q_len"], "requests waiting"
     assert int(running.sum()) == worker["n_dec"] + worker["n_pre"], "requests running"
-    assert int(rows["reserved"][running].sum()) == worker["reserved"], "reserved blocks"
+    assert int(rows["reserved"][running].sum()) == worker["reserved"], "blocks promised to running requests"
     assert len(_linked(s.request, worker["q_head"], "q_next")) == worker["q_len"], "queue"
     ended = int((phase == int(Phase.FINISHED)).sum()), int((phase == int(Phase.REJECTED)).sum())
     assert ended == (worker["finished"], worker["rejected"]), "requests ended"

@@ -48,27 +48,23 @@ class FakeFleet:
             self.column(name)[:] = value
         self.told: list[dict[str, np.ndarray]] = []
         self._evicting = np.zeros(workers)
-        self._freed = np.zeros(workers, np.int64)
+        self._left = np.zeros(workers)
         self._started = np.zeros(workers)
 
     def column(self, name: str) -> np.ndarray:
         return self.table[:, COLUMN[name]]
 
-    def command(self, *, rho=None, max_running=None, evict_bytes=None, compact_bytes=None, generation=None) -> None:
-        self.told.append(
-            {"rho": rho, "max_running": max_running, "evict_bytes": evict_bytes, "compact_bytes": compact_bytes}
-        )
+    def command(self, *, rho=None, max_running=None, evict_bytes=None, generation=None, hard_bytes=None) -> None:
+        self.told.append({"rho": rho, "max_running": max_running, "evict_bytes": evict_bytes, "hard_bytes": hard_bytes})
         self.column("rho")[:] = rho
         self._evicting += evict_bytes
         self._started += np.minimum(evict_bytes, self.column("kv_idle_bytes"))
-        self.column("compacted_bytes")[:] += compact_bytes
-        self._freed += (compact_bytes // GROUP).astype(np.int64)
-        self.column("kv_mapped_bytes")[:] -= compact_bytes // GROUP * GROUP
 
     def advance(self, step_s: float = 2.0) -> None:
         self.step += 1
         moved = np.minimum(np.minimum(self._evicting, self.evict_per_step), self.column("kv_idle_bytes"))
         self._evicting -= moved
+        self._left += moved
         self.column("evicted_bytes")[:] += moved
         self.column("host_used_bytes")[:] += moved.sum()
         self.column("kv_idle_bytes")[:] -= moved
@@ -78,10 +74,28 @@ class FakeFleet:
         return self.table.copy()
 
     def effects(self) -> SimpleNamespace:
-        freed, self._freed = self._freed, np.zeros(self.workers, np.int64)
+        left, self._left = self._left, np.zeros(self.workers)
         started, self._started = self._started, np.zeros(self.workers)
-        return SimpleNamespace(groups_freed=freed, pause_us=50.0 * freed, evict_started_bytes=started)
+        return SimpleNamespace(evict_started_bytes=started, evicted_bytes=left, loaded_bytes=np.zeros(self.workers))
 
     def snapshot(self, worker: int) -> SimpleNamespace:
-        idle = SimpleNamespace(sequence=5, blocks=3, idle_since_s=0.0, expected_return_s=9.0)
-        return SimpleNamespace(idle=(idle,))
+        idle = SimpleNamespace(
+            sequence=5, blocks=3, idle_since_s=0.0, expected_return_s=9.0, copied=False, pinned=False, tokens=48
+        )
+        return SimpleNamespace(idle=(idle,), link_backlog_bytes=0)
+
+    def away(self, worker: int, within_s: float) -> tuple:
+        return ()
+
+    def evict_sessions(self, worker: int, sequences) -> np.ndarray:
+        """Session 5 is the only one there is; it leaves with the next steps."""
+        started = np.array([3.0 * BLOCK if one == 5 else 0.0 for one in sequences])
+        self._evicting[worker] += started.sum()
+        self._started[worker] += started.sum()
+        return started
+
+    def prefetch_sessions(self, worker: int, sequences) -> np.ndarray:
+        return np.zeros(len(sequences))
+
+    def prefill_tokens_per_s(self, worker: int) -> float:
+        return 20_000.0

@@ -24,7 +24,6 @@ from schemas.engine import (
     SetQuota,
     Snapshot,
     SnapshotReply,
-    Ticket,
 )
 from schemas.identity import STEP_NS, action_id
 from schemas.metrics import COLUMN
@@ -60,8 +59,8 @@ def test_every_verb_has_an_answer():
     }  # fmt: skip
     assert answers == {
         "Describe": Description, "Snapshot": SnapshotReply, "SetQuota": Receipt, "GrantPages": Receipt,
-        "ReturnPages": Receipt, "Evict": Receipt, "Prefetch": Receipt, "AskReceipt": Receipt, "Prepare": Ticket,
-        "Copy": Receipt, "Commit": Receipt, "Abort": Failure, "Sample": Failure,
+        "ReturnPages": Receipt, "Evict": Receipt, "Prefetch": Receipt, "AskReceipt": Receipt, "Prepare": Failure,
+        "Copy": Failure, "Commit": Failure, "Abort": Failure, "Sample": Failure,
     }  # fmt: skip
 
 
@@ -133,45 +132,39 @@ def test_a_full_host_tier_is_an_ordinary_answer():
     assert engines.answer(WORKERS[0], Evict((), GIB, "a")).reason == "tier_full"
 
 
-def test_compaction_moves_nothing_before_its_commit():
+def test_a_named_session_leaves_and_an_unknown_one_is_an_ordinary_answer():
     engines = emulation()
-    ticket = engines.answer(WORKERS[0], Prepare((), GIB, 3 * STEP_NS, "a"))
-    assert (ticket.moves, ticket.bytes) == (GIB // BLOCK, GIB)
-    assert engines.answer(WORKERS[0], Prepare((), GIB, 3 * STEP_NS, "a")) == ticket, "a repeat gets its ticket"
-    assert engines.answer(WORKERS[0], Prepare((), GIB, 3 * STEP_NS, "b")).reason == "busy"
-    assert engines.answer(WORKERS[0], Commit(ticket.ticket)).reason == "busy", "not copied yet"
-    engines.answer(WORKERS[0], Copy(ticket.ticket))
-    engines.advance()
-    assert engines.fleet.told[-1]["compact_bytes"][0] == 0
-    assert isinstance(engines.answer(WORKERS[0], Commit(ticket.ticket)), Receipt)
-    assert engines.answer(WORKERS[0], Abort(ticket.ticket)).reason == "unknown_ticket", "it cannot be taken back"
+    begun = engines.answer(WORKERS[0], Evict((5, 6), 0, "a"))
+    assert (begun.done, begun.evicted_bytes) == (False, 0)
     engines.advance()
     done = engines.answer(WORKERS[0], AskReceipt("a"))
-    assert (done.done, done.compacted_bytes, done.pages_freed) == (True, GIB, 8)
+    assert (done.done, done.evicted_bytes) == (True, 3 * BLOCK)
+    nothing = engines.answer(WORKERS[0], Evict((6,), 0, "b"))
+    assert (nothing.done, nothing.evicted_bytes) == (True, 0), "nobody went, so nothing is waited for"
 
 
-def test_an_aborted_or_expired_ticket_cannot_be_committed():
+def test_sessions_are_listed_only_when_asked_for():
     engines = emulation()
-    ticket = engines.answer(WORKERS[0], Prepare((), GIB, STEP_NS, "a")).ticket
-    engines.answer(WORKERS[0], Copy(ticket))
-    engines.advance()
-    assert engines.answer(WORKERS[0], Commit(ticket)).reason == "unknown_ticket"
-    again = engines.answer(WORKERS[0], Prepare((), GIB, 9 * STEP_NS, "b")).ticket
-    assert isinstance(engines.answer(WORKERS[0], Abort(again)), Receipt)
-    assert engines.answer(WORKERS[0], Copy(again)).reason == "unknown_ticket"
+    assert engines.answer(WORKERS[0], Snapshot()).idle == ()
+    (idle,) = engines.answer(WORKERS[0], Snapshot(idle_listed=10)).idle
+    assert (idle.session, idle.bytes, idle.tokens, idle.expected_return_s) == (5, 3 * BLOCK, 48, 9.0)
 
 
-def test_a_lease_that_runs_out_lowers_the_fleet_and_aborts_prepared_moves():
+def test_without_bytes_behind_the_blocks_nothing_is_compacted():
+    engines = emulation()
+    assert "compact" not in engines.answer(WORKERS[0], Describe()).capabilities
+    assert engines.answer(WORKERS[0], Prepare((), GIB, 3 * STEP_NS, "a")).reason == "unsupported"
+
+
+def test_a_lease_that_runs_out_lowers_the_fleet():
     engines = emulation()
     engines.answer(WORKERS[0], quota(engines, WORKERS[0], 1.5))
     engines.answer(WORKERS[1], quota(engines, WORKERS[1], 1.5))
-    ticket = engines.answer(WORKERS[0], Prepare((), GIB, 100 * STEP_NS, "a")).ticket
     for _ in range(2):
         engines.advance()
     engines.answer(WORKERS[1], quota(engines, WORKERS[1], 1.5))
     engines.advance()
     assert [one.rho for one in engines.quotas] == [1.0, 1.5], "only the renewed one keeps its quota"
-    assert engines.answer(WORKERS[0], Copy(ticket)).reason == "unknown_ticket"
     engines.advance()
     assert list(engines.fleet.told[-1]["rho"]) == [1.0, 1.5]
     sample = engines.sample(False)

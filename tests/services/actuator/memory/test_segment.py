@@ -208,3 +208,16 @@ class SharedArenaOf:
 
     def __exit__(self, *_: object) -> None:
         self._arena.unlink()
+
+
+def test_a_sweep_removes_what_dead_engines_left_and_nothing_else(engine: subprocess.Popen[str], tmp_path: Path) -> None:
+    engine.kill()
+    engine.wait()
+    living = SharedArena.create("arena-living", GEOMETRY, tmp_path)
+    (tmp_path / "other").write_bytes(b"x")
+    assert segment.sweep("arena", tmp_path) == [], "a file this young may belong to an engine that starts"
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    assert segment.sweep("arena", tmp_path) == ["arena"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["arena-living", "other"]
+    living.unlink()
