@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     from loadgen.demo.options import add_arguments as add_demo_arguments
+    from services.operator.arguments import add_commands
 
     parser = argparse.ArgumentParser(
         prog="tidegate", description="Overcommit GPU memory for LLM inference without running out of it."
@@ -65,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="the closed loop on this machine, with a comparison at the end")
     add_demo_arguments(demo)
     demo.set_defaults(command=_demo)
+
+    add_commands(commands)
 
     trace = commands.add_parser("trace", help="look at a request trace").add_subparsers(dest="what", required=True)
     info = trace.add_parser("info", help="rates, lengths, burstiness, sessions")
@@ -93,9 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     memory.add_argument("--json", type=Path, metavar="FILE")
     memory.set_defaults(command=_bench_memory)
     reclaim = bench.add_parser("reclaim", help="tenants on one card: how fast memory changes hands, by method")
-    reclaim.add_argument("--tenants", type=int, default=3, help="2 to 4 (default %(default)s)")
-    reclaim.add_argument("--seconds", type=float, default=300.0, help="simulated (default %(default)s)")
-    reclaim.add_argument("--seed", type=int, default=0)
+    reclaim.add_argument("--tenants", type=int, nargs="+", metavar="N", help="2 to 4 (default: each of them)")
+    reclaim.add_argument("--seconds", type=float, help="simulated, of each run (default 240)")
+    reclaim.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="none that the rules were tuned on")
     reclaim.add_argument("--json", type=Path, metavar="FILE")
     reclaim.set_defaults(command=_bench_reclaim)
     returns = bench.add_parser("returns", help="how well the times at which sessions come back are estimated")
@@ -170,10 +173,10 @@ def _bench_reclaim(namespace: argparse.Namespace) -> None:
     from loadgen.outputs import check_file
 
     check_file("--json", namespace.json)
-    _report(
-        reclaim.bench_reclaim(seed=namespace.seed, seconds=namespace.seconds, tenants=namespace.tenants),
-        namespace.json,
-    )
+    asked = {name: getattr(namespace, name) for name in ("tenants", "seeds", "seconds")}
+    result = reclaim.bench_reclaim(**{name: value for name, value in asked.items() if value is not None})
+    print(reclaim.table(result))
+    _write(result, namespace.json)
 
 
 def _bench_returns(namespace: argparse.Namespace) -> None:

@@ -37,9 +37,9 @@ STARTS: Final = (("learner", "actuator", "decision", "featurizer"), ("telemetry"
 """What starts together; telemetry last, since it sends at once."""
 SERVICES: Final = tuple(name for group in STARTS for name in group)
 WINDOW_STEPS: Final = 2
-WARM_UP_S: Final = 4 * STEP_S
+WARM_UP_STEPS: Final = 4
 """Windows fill, transitions begin to flow, and what runs for the first time has run."""
-QUIET_S: Final = STEP_S / 2
+QUIET_STEPS: Final = 0.5
 """From a step's samples to the bare hops and the readings: when the loop has come to rest."""
 SETTLE_LIMIT_S: Final = 10.0
 BUS_LOSSES: Final = ("dropped", "publish_dropped", "callback_errors", "stream_failures", "reconnects")
@@ -47,16 +47,19 @@ _STAMP: Final = 1 << 62
 """A number as long on the wire as a boot id or a clock."""
 
 
-def bench_loop(workers: int, per_node: int, seconds: float) -> dict[str, Any]:
-    """The figures of one run; keys are those of the command's JSON. UserError for impossible numbers."""
+def bench_loop(workers: int, per_node: int, seconds: float, *, step_s: float = STEP_S) -> dict[str, Any]:
+    """The figures of one run; keys are those of the command's JSON. UserError for impossible numbers.
+
+    ``step_s``: from one sample of a node to the next; the system's own unless a test is in a hurry.
+    """
     if not 1 <= per_node <= 64:
         raise UserError(f"--per-node: found {per_node}, expected 1 to 64")
     if workers < per_node or workers % per_node:
         raise UserError(f"--workers: found {workers}, expected a multiple of --per-node {per_node}")
-    if not 2 * STEP_S <= seconds <= 86_400:
-        raise UserError(f"--seconds: found {seconds:g}, expected {2 * STEP_S:g} to 86400")
+    if not 2 * step_s <= seconds <= 86_400:
+        raise UserError(f"--seconds: found {seconds:g}, expected {2 * step_s:g} to 86400")
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
-        return asyncio.run(_Bench(Path(folder), workers, per_node, int(seconds / STEP_S)).run())
+        return asyncio.run(_Bench(Path(folder), workers, per_node, int(seconds / step_s), step_s).run())
 
 
 class _Reading(NamedTuple):
@@ -71,9 +74,9 @@ class _Reading(NamedTuple):
 class _Bench:
     """One run of ``steps`` measured steps."""
 
-    def __init__(self, folder: Path, workers: int, per_node: int, steps: int) -> None:
+    def __init__(self, folder: Path, workers: int, per_node: int, steps: int, step_s: float) -> None:
         self._folder = folder
-        self._workers, self._per_node, self._steps = workers, per_node, steps
+        self._workers, self._per_node, self._steps, self._step_s = workers, per_node, steps, step_s
         self._server = EmbeddedServer(folder / "nats")
         self._processes = Processes(folder)
         self._hops = BareHops(self._server, self._processes, payload_bytes(per_node))
@@ -106,14 +109,14 @@ class _Bench:
 
     async def _measure(self) -> tuple[_Reading, _Reading]:
         """Readings before and after the measured steps, a burst of bare hops in the middle of each."""
-        begun_s = time.monotonic()
-        await asyncio.sleep(WARM_UP_S + QUIET_S)
+        first_s = time.monotonic() + (WARM_UP_STEPS + QUIET_STEPS) * self._step_s
+        await asyncio.sleep(first_s - time.monotonic())
         before = self._reading()
         for step in range(self._steps):
-            await asyncio.sleep(begun_s + WARM_UP_S + QUIET_S + step * STEP_S - time.monotonic())
+            await asyncio.sleep(first_s + step * self._step_s - time.monotonic())
             await self._hops.burst(self._nodes)
             self._processes.check()
-        await asyncio.sleep(begun_s + WARM_UP_S + QUIET_S + self._steps * STEP_S - time.monotonic())
+        await asyncio.sleep(first_s + self._steps * self._step_s - time.monotonic())
         return before, self._reading()
 
     def _reading(self) -> _Reading:
@@ -160,10 +163,11 @@ class _Bench:
         return {
             "learner": {"updates_per_transition": "0", "checkpoint_dir": str(self._folder / "learner")},
             "actuator": {"engine": "loopback", "latency_file": str(self._folder / "latency.npy")},
-            "decision": {"policy": "heuristic"},
+            "decision": {"policy": "heuristic", "step_s": str(self._step_s)},
             "featurizer": {"window_steps": str(WINDOW_STEPS)},
             "telemetry": {
                 "source": "synthetic",
+                "step_s": str(self._step_s),
                 "synthetic_nodes": str(self._nodes),
                 "synthetic_workers": str(self._per_node),
                 "boot_file": str(self._folder / "boot"),

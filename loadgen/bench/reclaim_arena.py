@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from services.actuator.memory.blocks import FREE
 from services.actuator.memory.geometry import Geometry
 from services.actuator.memory.planner import plan_blocks
 from services.actuator.memory.pool import Pool
@@ -66,6 +67,33 @@ class PoolArena:
             raise AssertionError(f"{committed.dropped} moves dropped with nobody writing between")
         pool.tick()
         return plan.groups_freed, moved[plan.sources].tolist()
+
+    def victims(self, idle: list[int], groups: int) -> list[int]:
+        """Sessions of ``idle`` whose going empties up to ``groups`` more groups, greedily the fewest blocks per group.
+
+        Groups that hold a block of anyone else cannot be had. Ties go to the group of lower number.
+        """
+        pool, per_group = self.pool, self.blocks_per_group
+        count = pool.geometry.groups
+        held = np.zeros((len(idle), count), np.int64)
+        for row, session in enumerate(idle):
+            held[row] = np.bincount(pool.table(session) // per_group, minlength=count)
+        used = (pool.state.reshape(count, per_group) != FREE).sum(axis=1)
+        open_groups = pool.mapped & (used > 0) & (held.sum(axis=0) == used)
+        touches = (held > 0).astype(np.float64)
+        sizes = held.sum(axis=1).astype(np.float64)
+        chosen: list[int] = []
+        emptied = 0
+        while emptied < groups and open_groups.any():
+            cost = np.where(open_groups, sizes @ touches, np.inf)
+            rows = np.flatnonzero(touches[:, int(np.argmin(cost))] > 0)
+            chosen.extend(idle[row] for row in rows)
+            used = used - held[rows].sum(axis=0)
+            touches[rows] = 0.0
+            gone = open_groups & (used == 0)
+            emptied += int(gone.sum())
+            open_groups &= ~gone
+        return chosen
 
     def empty_groups(self) -> int:
         return len(self.pool.empty_groups())

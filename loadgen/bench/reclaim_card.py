@@ -3,6 +3,7 @@
 A tenant takes memory from its reserve first, which is mapped ahead; then groups that nobody has; then empty groups
 of its neighbours; then whatever the method offers. Groups that a donor empties are unmapped there and mapped in the
 taker, one after another on the card's clocks; a want that cannot be met at once is tried again every sub-step.
+Empty groups that a tenant's queue cannot use go back to the card unasked, by every method.
 """
 
 from __future__ import annotations
@@ -11,10 +12,19 @@ import heapq
 from typing import Final
 
 from loadgen.bench.reclaim_arena import PoolArena
-from loadgen.bench.reclaim_clock import Clocks, Costs
 from loadgen.bench.reclaim_engine import SUBSTEP_S, Engine
-from loadgen.bench.reclaim_methods import FOR_NEED, FOR_RESERVE, FOR_WANT, Account, Host, Mapping, Method, Want
-from loadgen.bench.reclaim_victims import page_aware_victims
+from loadgen.bench.reclaim_methods import (
+    FOR_NEED,
+    FOR_RESERVE,
+    FOR_WANT,
+    Account,
+    Clocks,
+    Costs,
+    Host,
+    Mapping,
+    Method,
+    Want,
+)
 
 NEED_GROUPS: Final = 4
 """A tenant that needs a neighbour's memory asks for at least this many groups: one round for several blocks."""
@@ -27,6 +37,8 @@ IDLE_LIMIT_S: Final = 45.0
 """Idle KV is dropped after this long: by then most of its sessions have ended."""
 ROUND_GROUPS: Final = 8
 """Eviction and compaction go in rounds of this many groups."""
+CONTROL_SUBSTEPS: Final = 20
+"""The control period, 2 s: so often a reserve may evict."""
 
 
 class Card:
@@ -51,10 +63,13 @@ class Card:
         self._queue: list[Mapping] = []
         self._coming: list[tuple[float, int, Mapping]] = []
         """(instant, order, what for): groups being mapped or just mapped."""
+        self._going: list[float] = []
+        """When groups that tenants give back to the card are free."""
         self._on_the_way = [0] * len(engines)
         self._to_reserve = [0] * len(engines)
         self._order = 0
         self._cycle_s = 0.02
+        self._control = False
 
     # What an engine asks (reclaim_engine.Memory).
 
@@ -101,12 +116,42 @@ class Card:
                 self._gather(want.tenant, want.groups - want.given, now, FOR_WANT)
         for number in range(len(self.engines)):
             self._serve_need((number + round(now / SUBSTEP_S)) % len(self.engines), now)
+        self._control = round(now / SUBSTEP_S) % CONTROL_SUBSTEPS == 0
         if not self.wants:
             for number in range(len(self.engines)):
-                short = self.reserve_groups - self.reserve[number] - self._to_reserve[number]
-                if short > 0:
-                    self._gather(number, short, now, FOR_RESERVE)
+                self._fill_reserve(number, now)
+        self._give_back(now)
         self._map_until(now + SUBSTEP_S, now)
+
+    def _fill_reserve(self, number: int, now: float) -> None:
+        """The same rule for every method: the tenant's own spare groups, the card's free ones, the neighbours' empty
+        ones, compaction where the method compacts; once a control period, where the method evicts, no more blocks
+        are evicted than the reserve lacks. Waiting alone has the first three."""
+        short = self.reserve_groups - self.reserve[number] - self._to_reserve[number]
+        own = min(short, self._spare_empty(number))
+        if own > 0:
+            self.arenas[number].give_back(own)
+            self.reserve[number] += own
+            short -= own
+        if short > 0:
+            self._gather(number, short, now, FOR_RESERVE)
+
+    def _give_back(self, now: float) -> None:
+        """Empty groups that a tenant's queue cannot use are the card's again; what a want gathers is left alone."""
+        for number in range(len(self.engines)):
+            if all(want.tenant != number for want in self.wants):
+                spare = self._spare_empty(number)
+                self.arenas[number].give_back(spare)
+                self._going.extend(self.clocks.unmapped(now) for _ in range(spare))
+
+    def _spare_empty(self, number: int) -> int:
+        """Empty groups beyond what the tenant's queue needs."""
+        arena = self.arenas[number]
+        most = min(arena.empty_groups(), arena.mapped_groups() - FLOOR_GROUPS)
+        if most <= 0:
+            return 0
+        room = arena.room() - self.engines[number].queued_blocks(arena.room())
+        return min(most, room // self._blocks)
 
     def _map_until(self, horizon: float, now: float) -> None:
         """Begin the mapping of what is free before ``horizon``: wants first, then needs, then reserves."""
@@ -128,6 +173,9 @@ class Card:
         return next((w for w in self.wants if w.tenant == tenant and len(w.ready_s) < w.groups), None)
 
     def _arrivals(self, now: float) -> None:
+        gone = sum(at <= now for at in self._going)
+        self._going = [at for at in self._going if at > now]
+        self.free_groups += gone
         while self._coming and self._coming[0][0] <= now:
             entry = heapq.heappop(self._coming)[2]
             if entry.purpose == FOR_RESERVE:
@@ -187,8 +235,10 @@ class Card:
             ready.extend(self._compact(taker, groups - len(ready), begun))
         if len(ready) < groups and purpose == FOR_NEED:
             groups -= self._drop_own(taker, groups - len(ready), now)
-        if len(ready) < groups and self._may_evict(purpose):
-            ready.extend(self._evict_for(taker, groups - len(ready), begun))
+        if len(ready) < groups and self.method.eviction != "none" and (purpose != FOR_RESERVE or self._control):
+            short = groups - len(ready)
+            most = short * self._blocks if purpose == FOR_RESERVE else self.capacity_groups * self._blocks
+            ready.extend(self._evict_for(taker, short, begun, most))
         for at in ready:
             self._queue.append(Mapping(at, taker, purpose))
             if purpose == FOR_RESERVE:
@@ -199,11 +249,6 @@ class Card:
             if want.tenant == taker and purpose != FOR_RESERVE and want.given < want.groups:
                 want.given += len(ready)
                 break
-
-    def _may_evict(self, purpose: int) -> bool:
-        """For a reserve only where compaction makes it exactly the deficit: left to holes alone the reserve is empty
-        when a full card's next want comes, and without compaction it would cost a neighbour most of its idle KV."""
-        return self.method.eviction != "none" and (purpose != FOR_RESERVE or self.method.compaction)
 
     def _unmap(self, donor: int, groups: int, ready_s: float) -> list[float]:
         """Take empty groups from a donor."""
@@ -267,26 +312,27 @@ class Card:
         written = self._host.put(session, idle.tokens)
         return idle.blocks, self.clocks.swapped_out(now, written * self._token_bytes)
 
-    def _evict_for(self, taker: int, groups: int, now: float) -> list[float]:
+    def _evict_for(self, taker: int, groups: int, now: float, most_blocks: int) -> list[float]:
         """Idle KV of the neighbours gives the deficit: oldest first, or by what empties whole groups.
 
         In rounds: the first groups are being mapped while later sessions are still on the link.
         """
         if self.method.eviction == "pages":
-            return self._evict_pages(taker, groups, now)
+            return self._evict_pages(taker, groups, now, most_blocks)
         ready: list[float] = []
         donors = self._donors(taker)
-        copied = now
+        copied, evicted = now, 0
         while len(ready) < groups:
             oldest = [
                 (next(iter(self.engines[d].idle.values())).since_s, d)
                 for d in donors
-                if self.engines[d].idle and self.arenas[d].mapped_groups() > FLOOR_GROUPS
+                if evicted < most_blocks and self.engines[d].idle and self.arenas[d].mapped_groups() > FLOOR_GROUPS
             ]
             if oldest:
                 engine = self.engines[min(oldest)[1]]
                 blocks, copied = self._evict(engine, next(iter(engine.idle)), now)
                 self.account.evicted_blocks += blocks
+                evicted += blocks
             round_groups = min(groups - len(ready), ROUND_GROUPS)
             if not self.method.compaction:
                 ready.extend(self._empty(taker, groups - len(ready), copied))
@@ -296,17 +342,21 @@ class Card:
                 break
         return ready
 
-    def _evict_pages(self, taker: int, groups: int, now: float) -> list[float]:
+    def _evict_pages(self, taker: int, groups: int, now: float, most_blocks: int) -> list[float]:
         ready: list[float] = []
+        evicted = 0
         for donor in self._donors(taker):
             arena, engine = self.arenas[donor], self.engines[donor]
             most = min(groups - len(ready), arena.mapped_groups() - FLOOR_GROUPS)
             if most <= 0 or not engine.idle:
                 continue
             copied = now
-            for session in page_aware_victims(arena, list(engine.idle), most):
+            for session in arena.victims(list(engine.idle), most):
+                if evicted >= most_blocks:
+                    break
                 blocks, copied = self._evict(engine, session, now)
                 self.account.evicted_blocks += blocks
+                evicted += blocks
             count = min(arena.empty_groups(), most)
             if count > 0:
                 ready.extend(self._unmap(donor, count, copied))
@@ -319,6 +369,7 @@ class Card:
             + sum(self.reserve)
             + len(self._coming)
             + len(self._queue)
+            + len(self._going)
         )
         if held + self.free_groups != self.capacity_groups:
             raise AssertionError(f"{held} groups held + {self.free_groups} free of {self.capacity_groups}")

@@ -10,8 +10,7 @@ import collections
 import heapq
 from typing import Final, Protocol
 
-from loadgen.bench.reclaim_requests import Idle, Request, Results
-from loadgen.bench.reclaim_tenants import Session, TenantSpec
+from loadgen.bench.reclaim_tenants import Idle, Request, Results, Session, TenantSpec
 from loadgen.engine.calibration import IterationTime
 
 BLOCK_TOKENS: Final = 16
@@ -130,16 +129,21 @@ class Engine:
         """Blocks that admission leaves for the growth of what runs."""
         return GROWTH_BLOCKS * (1 + len(self._running) // 4)
 
-    def short_blocks(self, most: int) -> int:
-        """Blocks that the queue needs beyond the room there is, looked at until ``most``."""
+    def queued_blocks(self, most: int) -> int:
+        """Blocks for the queue and the growth of what runs, looked at until ``most``; 0 while nobody may run."""
         if not self.wants_admission():
             return 0
-        wanted = self.headroom() - self.arena.room()
+        wanted = self.headroom()
         for request in self.waiting:
-            wanted += max(self.needed(request), 0)
             if wanted >= most:
                 return most
-        return max(wanted, 0)
+            wanted += max(self.needed(request), 0)
+        return min(wanted, most)
+
+    def short_blocks(self, most: int) -> int:
+        """Of these, what the room there is does not give, looked at until ``most``."""
+        room = self.arena.room()
+        return max(self.queued_blocks(room + most) - room, 0)
 
     def wants_admission(self) -> bool:
         """Somebody waits and may run as far as the cap on running requests goes."""
@@ -170,14 +174,11 @@ class Engine:
             if idle is not None:
                 self.arena.wake(number)
                 request.prefill_left = max(request.tokens - idle.tokens, 1)
-                self.results.hit_tokens += idle.tokens
             elif away:
                 request.ready_s = memory.load(now, number)
                 request.prefill_left = max(request.tokens - away, 1)
-                self.results.loaded_tokens += away
             else:
                 request.prefill_left = request.tokens
-                self.results.recomputed_tokens += request.tokens - request.fresh_tokens
             if needed > 0:
                 self.arena.take(number, needed)
             request.blocks = max(needed, 0) + (idle.blocks if idle else 0)

@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 
 from loadgen.bench.reclaim_arena import CountArena, PoolArena, Share
 from loadgen.bench.reclaim_card import IDLE_LIMIT_S, Card
-from loadgen.bench.reclaim_clock import HBM_SHARE, Clocks, Costs
 from loadgen.bench.reclaim_engine import PREFILL_TOKENS, SUBSTEP_S, Arena, Engine, Memory
-from loadgen.bench.reclaim_methods import Host, Method
-from loadgen.bench.reclaim_requests import Results
-from loadgen.bench.reclaim_tenants import Demand, TenantSpec
+from loadgen.bench.reclaim_methods import HBM_SHARE, Account, Clocks, Costs, Host, Method, Want
+from loadgen.bench.reclaim_tenants import Demand, Results, TenantSpec
 from loadgen.engine.calibration import coefficients
 from loadgen.engine.specs import CARDS, MODELS, CardSpec, FleetConfig, ModelSpec
 from services.actuator.memory.geometry import Geometry
@@ -55,17 +53,21 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """What one run gave; arrays are per sub-step after the warm-up in which no group of the card is free."""
+    """What one run gave; a reference has results alone. Arrays are per sub-step after the warm-up, float64 [k]."""
 
     results: list[Results]
-    card: Card | None
-    footprint: F8
-    """Groups with a block in them over the fewest that could hold the blocks."""
-    mapped: F8
-    """The same with the empty groups, which anybody who wants them gets first."""
-    reserved: F8
-    """The same with the reserves."""
-    stranded: F8
+    wants: list[Want] = dataclasses.field(default_factory=list)
+    """In the order of asking; those that were never met included."""
+    account: Account = dataclasses.field(default_factory=Account)
+    mapping_s: float = 0.0
+    """In which a group was being mapped."""
+    mapped: F8 = dataclasses.field(default_factory=lambda: np.zeros(0))
+    """All mapped groups, the reserves included, over the fewest that could hold the blocks."""
+    unreserved: F8 = dataclasses.field(default_factory=lambda: np.zeros(0))
+    """The same without the reserves."""
+    in_use: F8 = dataclasses.field(default_factory=lambda: np.zeros(0))
+    """The same for groups with a block in them alone."""
+    stranded: F8 = dataclasses.field(default_factory=lambda: np.zeros(0))
     """Free blocks of groups in use over all blocks of these."""
 
 
@@ -141,18 +143,19 @@ def run_method(setup: Setup, asked: Demand, method: Method, order: str, seconds:
         cycle_s = _iterate(engines, now, card) or IDLE_CYCLE_S
         if check_every and k % check_every == 0:
             card.check()
-        if now >= WARM_UP_S and card.free_groups == 0:
+        if now >= WARM_UP_S:
             used = sum(arena.used_groups() for arena in arenas)
             mapped = sum(arena.mapped_groups() for arena in arenas)
             held = sum(arena.occupied() for arena in arenas)
             floor = sum(setup.geometry.groups_for(arena.occupied()) for arena in arenas)
             if floor:
-                counts = (used, mapped, mapped + sum(card.reserve))
+                counts = (mapped + sum(card.reserve), mapped, used)
                 rows.append((*(count / floor for count in counts), 1.0 - held / (used * setup.blocks_per_group)))
     for engine in engines:
         engine.end(seconds)
     columns = np.array(rows).reshape(-1, 4).T
-    return Run([engine.results for engine in engines], card, *columns)
+    wants = sorted(card.done + card.wants, key=lambda want: want.asked_s)
+    return Run([engine.results for engine in engines], wants, card.account, card.clocks.map.busy_s, *columns)
 
 
 def run_reference(setup: Setup, asked: Demand, shares: tuple[float, ...] | None, seconds: float) -> Run:
@@ -173,8 +176,7 @@ def run_reference(setup: Setup, asked: Demand, shares: tuple[float, ...] | None,
         _iterate(engines, now, reference)
     for engine in engines:
         engine.end(seconds)
-    nothing = np.zeros(0)
-    return Run([engine.results for engine in engines], None, nothing, nothing, nothing, nothing)
+    return Run([engine.results for engine in engines])
 
 
 def _engines(setup: Setup, asked: Demand, arenas: Sequence[Arena]) -> list[Engine]:

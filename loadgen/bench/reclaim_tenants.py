@@ -1,4 +1,4 @@
-"""The unlike tenants of the reclaim benchmark and their demand, which shifts from one to the next.
+"""The unlike tenants of the reclaim benchmark, their demand, which shifts from one to the next, and its requests.
 
 Every period another tenant is the busy one: its sessions come faster, and a backlog of them arrives at once (a
 batch that is submitted, a team that starts its agents). The rest go on at a low rate. Pure, one answer per seed.
@@ -6,6 +6,7 @@ batch that is submitted, a team that starts its agents). The rest go on at a low
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Final, NamedTuple
 
 import msgspec
@@ -76,6 +77,52 @@ class Session(NamedTuple):
     number: int
     arrival_s: float
     turns: tuple[Turn, ...]
+
+
+@dataclasses.dataclass(slots=True)
+class Request:
+    """A turn under way."""
+
+    session: Session
+    turn: int
+    arrival_s: float
+    tokens: int
+    """Context to have before the first (or, after a preemption, the next) token."""
+    fresh_tokens: int
+    """What this turn added: the limit of its time to first token grows by it."""
+    left: float
+    """Tokens still to produce."""
+    blocks: int = 0
+    prefill_left: float = 0.0
+    ready_s: float = 0.0
+    first_token_s: float = -1.0
+    admitted_s: float = -1.0
+    began: float = 0.0
+    """Count of decoded tokens at its start."""
+    running: bool = False
+    preemptions: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class Idle:
+    """A session between turns."""
+
+    blocks: int
+    tokens: int
+    since_s: float
+
+
+@dataclasses.dataclass(slots=True)
+class Results:
+    """What became of the requests."""
+
+    waits_s: list[float] = dataclasses.field(default_factory=list)
+    good_tokens: float = 0.0
+    tokens: float = 0.0
+    finished: int = 0
+    met: int = 0
+    gave_up: int = 0
+    preemptions: int = 0
 
 
 class Demand(NamedTuple):

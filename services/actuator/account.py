@@ -13,10 +13,11 @@ import msgspec
 
 from schemas.actions import Action
 from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
-from schemas.engine import Description, Receipt, SnapshotReply
+from schemas.engine import Description, Receipt, Snapshot, SnapshotReply
 from schemas.identity import parse_worker_id
 from services.actuator.budget import next_scale
-from services.actuator.effects import MOVES, Command, EffectSettings, WorkerView, plan_card
+from services.actuator.effects import MOVES, Command, EffectSettings, plan_card
+from services.actuator.views import WorkerView
 
 HOLD: Final = int(Action.HOLD)
 
@@ -39,6 +40,14 @@ class Known(msgspec.Struct):
     """(action, rho, max_running) to plan for in this step; None: it holds what is in force."""
     command: Command | None = None
     """What was planned for it in this step."""
+    idle_before_evict_s: float = 0.0
+    """Of its class."""
+    prefill_tokens_per_s: float = 0.0
+    """0: the engine does not know."""
+    asked: Snapshot = Snapshot()
+    """What ``said`` answers."""
+    said: SnapshotReply | None = None
+    """The newest snapshot, until its sessions were used."""
 
 
 class Card:
@@ -51,12 +60,17 @@ class Card:
         self.troubled = False
         """Whether TPOT is beyond its limit in this step."""
         self._known: list[Known] | None = None
-        self._basis: list[tuple[tuple[int, float, int] | None, float, float]] | None = None
+        self._basis: list[tuple[tuple[int, float, int] | None, float, float, float]] | None = None
 
     def put(self, worker: str, known: Known | None) -> None:
         """Expect a worker (None), or take in what it said."""
         self.members[worker] = known
         self._known = self._basis = None
+
+    @property
+    def coming_scale(self) -> float:
+        """The share that the next plan has."""
+        return next_scale(self.scale, self.troubled) if self.troubled or self.scale < 1.0 else 1.0
 
     def plan(self, settings: EffectSettings) -> None:
         """Give every worker that has a target its command. The others count as holding: their memory is theirs
@@ -66,10 +80,9 @@ class Card:
             known = self._known = [one for one in self.members.values() if one is not None]
         if not known:
             return
-        if self.troubled or self.scale < 1.0:
-            self.scale = next_scale(self.scale, self.troubled)
-            self.troubled = False
-        basis = [(one.target, one.view.mapped_bytes, one.view.floor_bytes) for one in known]
+        self.scale = self.coming_scale
+        self.troubled = False
+        basis = [(one.target, one.view.mapped_bytes, one.view.floor_bytes, one.view.prefetch_bytes) for one in known]
         if basis == self._basis:  # a quiet step: same targets, same memory, same commands
             for one in known:
                 one.target = None
@@ -86,7 +99,7 @@ class Card:
             if one.target is None:
                 one.command = None
                 continue
-            moves = moves or one.target[0] in MOVES
+            moves = moves or one.target[0] in MOVES or one.view.prefetch_bytes > 0
             if not complete:  # somebody we cannot see may have mapped the rest
                 command.hard_bytes = min(command.hard_bytes, one.hard_bytes)
             one.target, one.command = None, command
@@ -155,6 +168,7 @@ class Account:
                 f"{worker}: page group {said.page_group_bytes}, Q0 {said.q0_bytes}, class {said.service_class}: "
                 f"expected bytes above 0 and a class below {classes}"
             )
+        limits = self._limits[ServiceClass(said.service_class)]
         view = WorkerView(
             q0_bytes=float(said.q0_bytes),
             capacity_bytes=float(said.card_kv_capacity_bytes),
@@ -163,13 +177,13 @@ class Account:
             mapped_bytes=float(said.mapped_bytes),
             kv_bytes=float(said.mapped_bytes),
             idle_bytes=0.0,
-            swap_allowed=self._limits[ServiceClass(said.service_class)].swap_allowed,
+            swap_allowed=limits.swap_allowed,
             link_bytes_per_s=said.link_bytes_per_s,
         )
         known = Known(
             view,
             said.service_class,
-            self._limits[ServiceClass(said.service_class)].rho_max,
+            limits.rho_max,
             frozenset(said.capabilities),
             said.generation,
             1.0,
@@ -177,19 +191,24 @@ class Account:
             said.q0_bytes,
             0,
             said.granted_bytes,
+            idle_before_evict_s=limits.idle_before_evict_s,
+            prefill_tokens_per_s=said.prefill_tokens_per_s,
         )
         self.card_of(worker).put(worker, known)
         return known
 
     @staticmethod
-    def snapshot(known: Known, said: SnapshotReply) -> None:
-        """Physical truth before a step."""
+    def snapshot(known: Known, said: SnapshotReply, asked: Snapshot) -> None:
+        """Physical truth before a step, and the sessions that ``asked`` had listed."""
+        known.asked, known.said = asked, said
         view = known.view
         view.mapped_bytes = float(said.mapped_bytes)
         view.kv_bytes = float(said.live_bytes + said.idle_bytes)
         view.idle_bytes = float(said.idle_bytes)
         view.floor_bytes = float(said.floor_bytes)
         view.host_free_bytes = float(said.host_free_bytes)
+        view.iteration_s = said.iteration_s
+        view.prefetch_bytes = 0.0
         known.generation = said.generation
         known.rho = said.rho
         known.soft_bytes = said.quota_soft_bytes

@@ -2,7 +2,9 @@
 
 Host transfers and in-card compaction disturb decoding alike, so they draw on one budget in *seconds of
 movement per step*: prefetch first (somebody waits for it), swap-out next, compaction with what is left
-(DESIGN section 5). It halves when the card's TPOT leaves its limit and recovers slowly. Pure.
+(DESIGN section 5). Two bounds make it: a share of the step, and so many milliseconds in each gap between two
+decode iterations, which is what a client feels. It halves when the card's TPOT leaves its limit and recovers
+slowly. Pure.
 """
 
 from __future__ import annotations
@@ -30,6 +32,23 @@ class Split(msgspec.Struct, frozen=True):
     compact_bytes: F8
 
 
+def seconds(step_s: float, step_share: float, gap_s: float, iteration_s: float) -> float:
+    """Seconds of movement in a step of a card at most: ``step_share`` of it, and ``gap_s`` in each decode gap.
+
+    ``iteration_s``: the longest mean gap of the card's workers, so that none has more than ``gap_s`` in its own;
+    0: nothing decodes, or nobody knows, and only the step bounds.
+    """
+    whole = step_s * step_share
+    return whole if iteration_s <= 0 else min(whole, step_s / iteration_s * gap_s)
+
+
+def card_seconds(step_s: float, step_share: float, gap_s: float, iteration_s: F8) -> F8:
+    """:func:`seconds` for many cards: float64 [cards] -> float64 [cards]."""
+    whole = step_s * step_share
+    decodes = iteration_s > 0
+    return np.where(decodes, np.minimum(whole, step_s / np.where(decodes, iteration_s, 1.0) * gap_s), whole)
+
+
 def next_scale(scale: float, over_limit: bool) -> float:
     """Share of the budget a card has next, SCALE_LOW to 1."""
     return max(scale / 2, SCALE_LOW) if over_limit else min(scale + RECOVERY, 1.0)
@@ -42,17 +61,26 @@ def next_scales(scales: F8, over_limit: NDArray[np.bool_]) -> F8:
 
 def share(want: float, available: float) -> float:
     """The part of a demand that fits, 0 to 1; 1 when nothing is wanted."""
-    return 1.0 if want <= available else max(available, 0.0) / want
+    available = max(available, 0.0)  # what is left may be a rounding error below nothing
+    return 1.0 if want <= available else available / want
 
 
 def shares(want: F8, available: F8) -> F8:
     """:func:`share` elementwise."""
-    return np.where(want <= available, 1.0, np.maximum(available, 0.0) / np.where(want > 0, want, 1.0))
+    available = np.maximum(available, 0.0)
+    return np.where(want <= available, 1.0, available / np.where(want > 0, want, 1.0))
 
 
 def per_card(cards: NDArray[np.int64], values: F8, count: int) -> F8:
     """Sums of ``values`` float64 [n] by card number int64 [n], float64 [count]."""
     return np.bincount(cards, weights=values, minlength=count).astype(np.float64, copy=False)
+
+
+def longest(cards: NDArray[np.int64], values: F8, count: int) -> F8:
+    """The greatest of ``values`` float64 [n] by card number int64 [n], float64 [count]; 0 where there is none."""
+    greatest = np.zeros(count)
+    np.maximum.at(greatest, cards, values)
+    return greatest
 
 
 def split(

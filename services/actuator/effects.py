@@ -8,7 +8,7 @@ that is compared offline acts as it would live. Pure (DESIGN sections 1, 3 and 5
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -16,16 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.actions import Action
-from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
 from schemas.identity import STEP_S
-from schemas.metrics import COLUMN, METRICS
 from services.actuator import budget
+from services.actuator.views import Views, WorkerView
 
 F8 = NDArray[np.float64]
 I8 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
 
-INF: Final = float("inf")
 EVICT: Final = int(Action.EVICT)
 COMPACT: Final = int(Action.COMPACT)
 """As plain numbers: naming a member of an enum costs more than planning a worker (0.3 us in Python 3.11)."""
@@ -41,6 +38,8 @@ class EffectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Share of the worker's idle KV that one evict action moves, 0 to 1: a wrong guess costs half."""
     movement_share: float = 0.5
     """Share of a step in which a card may move KV at all, 0 to 1; halves while TPOT is beyond its limit."""
+    gap_ms: float = 4.0
+    """Most milliseconds of movement in one decode gap: a tenth of a 40 ms iteration; halves likewise."""
     copy_bytes_per_s: float = 400e9
     """Rate of in-card copies, bytes/s: about a quarter of an A100's HBM, since each byte is read and written
     and decoding goes on beside it."""
@@ -56,23 +55,6 @@ class EffectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 DEFAULTS: Final = EffectSettings()
 
 
-class WorkerView(msgspec.Struct):
-    """A worker as the actuator knows it when it plans; bytes unless the name says otherwise."""
-
-    q0_bytes: float
-    capacity_bytes: float
-    """KV capacity of the whole card."""
-    group_bytes: float
-    floor_bytes: float
-    mapped_bytes: float
-    kv_bytes: float
-    """Live and idle KV."""
-    idle_bytes: float
-    swap_allowed: bool
-    host_free_bytes: float = INF
-    link_bytes_per_s: float = 0.0
-
-
 class Command(msgspec.Struct):
     """Absolute commands to one engine; 0 bytes = that verb is not sent."""
 
@@ -82,23 +64,7 @@ class Command(msgspec.Struct):
     hard_bytes: int
     evict_bytes: int = 0
     compact_bytes: int = 0
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Views:
-    """:class:`WorkerView` for n workers, each array [n]; ``cards`` int64 numbers cards 0..c-1 without gaps."""
-
-    cards: I8
-    q0_bytes: F8
-    capacity_bytes: F8
-    group_bytes: F8
-    floor_bytes: F8
-    mapped_bytes: F8
-    kv_bytes: F8
-    idle_bytes: F8
-    swap_allowed: Bool
-    host_free_bytes: F8
-    link_bytes_per_s: F8
+    prefetch_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,39 +77,7 @@ class Commands:
     hard_bytes: F8
     evict_bytes: F8
     compact_bytes: F8
-
-
-def views_of(
-    metrics: F8, cards: I8, classes: NDArray[np.uint8], limits: Mapping[ServiceClass, ClassLimits] = DEFAULT_LIMITS
-) -> Views:
-    """Views of METRICS rows: float64 [n, len(METRICS)], int64 [n] cards (any numbers), uint8 [n] classes.
-
-    An unknown group is one byte, an unknown mapping is the KV in it, an unknown host tier bounds nothing
-    (the engine itself refuses what does not fit), unknown idle KV is none: what nobody can see is not moved.
-    """
-    if metrics.ndim != 2 or metrics.shape[1] != len(METRICS):
-        raise ValueError(f"metrics of shape {metrics.shape}: expected [workers, {len(METRICS)}]")
-
-    def column(name: str, missing: float | F8) -> F8:
-        values = metrics[:, COLUMN[name]]
-        return np.where(np.isfinite(values), values, missing)
-
-    allowed = np.array([limits[one].swap_allowed for one in ServiceClass])
-    kv = column("kv_bytes", 0.0)
-    host = metrics[:, COLUMN["host_capacity_bytes"]] - metrics[:, COLUMN["host_used_bytes"]]
-    return Views(
-        cards=np.unique(cards, return_inverse=True)[1].astype(np.int64).reshape(-1),
-        q0_bytes=column("q0_bytes", 0.0),
-        capacity_bytes=column("card_kv_capacity_bytes", 0.0),
-        group_bytes=column("page_group_bytes", 1.0),
-        floor_bytes=column("floor_bytes", 0.0),
-        mapped_bytes=column("kv_mapped_bytes", kv),
-        kv_bytes=kv,
-        idle_bytes=column("kv_idle_bytes", 0.0),
-        swap_allowed=allowed[classes],
-        host_free_bytes=np.where(np.isfinite(host), np.maximum(host, 0.0), INF),
-        link_bytes_per_s=column("link_bytes_per_s", 0.0),
-    )
+    prefetch_bytes: F8
 
 
 def hard_quotas(views: Views, settings: EffectSettings = DEFAULTS) -> F8:
@@ -189,12 +123,13 @@ def plan(
         0.0,
     )
     link = np.where(views.link_bytes_per_s > 0, views.link_bytes_per_s, settings.default_link_bytes_per_s)
+    gaps_s = budget.longest(views.cards, views.iteration_s, count)
     granted = budget.split(
         views.cards,
-        scale * settings.movement_share * STEP_S,
+        scale * budget.card_seconds(STEP_S, settings.movement_share, settings.gap_ms / 1e3, gaps_s),
         link,
         settings.copy_bytes_per_s,
-        np.zeros(len(actions)),
+        np.where(views.swap_allowed, views.prefetch_bytes, 0.0),
         evict_want,
         compact_want,
     )
@@ -205,6 +140,7 @@ def plan(
         hard_bytes=hard_quotas(views, settings),
         evict_bytes=np.floor(granted.evict_bytes),
         compact_bytes=np.floor(granted.compact_bytes),
+        prefetch_bytes=np.floor(granted.prefetch_bytes),
     )
 
 
@@ -226,7 +162,7 @@ def plan_card(
         least = -(-view.floor_bytes // group)
         hard = (groups if groups > least else least) * group
         commands.append(Command(rho, max_running, int(rho * view.q0_bytes), int(hard)))
-        moving = moving or action in MOVES
+        moving = moving or action in MOVES or view.prefetch_bytes > 0
     if moving:
         _move(targets, views, commands, scale, settings)
     return commands
@@ -253,14 +189,17 @@ def _move(
         else 0.0
         for (action, _, _), view in zip(targets, views, strict=True)
     ]
-    left_s = scale * settings.movement_share * STEP_S
-    asked_s = sum(
-        want / (view.link_bytes_per_s or settings.default_link_bytes_per_s)
-        for want, view in zip(evict, views, strict=True)
-    )
-    part = budget.share(asked_s, left_s)
-    left_s -= asked_s * part
-    compact_part = budget.share(sum(compact) / settings.copy_bytes_per_s, left_s)
-    for command, evict_want, compact_want in zip(commands, evict, compact, strict=True):
-        command.evict_bytes = int(evict_want * part)
-        command.compact_bytes = int(compact_want * compact_part)
+    prefetch = [view.prefetch_bytes if view.swap_allowed else 0.0 for view in views]
+    links = [view.link_bytes_per_s or settings.default_link_bytes_per_s for view in views]
+    gap_s = max(view.iteration_s for view in views)
+    left_s = scale * budget.seconds(STEP_S, settings.movement_share, settings.gap_ms / 1e3, gap_s)
+    parts = []
+    for wants, rates in ((prefetch, links), (evict, links), (compact, [settings.copy_bytes_per_s] * len(views))):
+        asked_s = sum(want / rate for want, rate in zip(wants, rates, strict=True))
+        part = budget.share(asked_s, left_s)
+        left_s -= asked_s * part
+        parts.append(part)
+    for command, back, out, inside in zip(commands, prefetch, evict, compact, strict=True):
+        command.prefetch_bytes = int(back * parts[0])
+        command.evict_bytes = int(out * parts[1])
+        command.compact_bytes = int(inside * parts[2])

@@ -1,7 +1,8 @@
-"""What the actuator counts and times of itself. Pure."""
+"""What the actuator counts and times of itself."""
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 
 import msgspec
@@ -10,7 +11,9 @@ from numpy.typing import NDArray
 
 from schemas.outcomes import OutcomeBatch
 from services.actuator.leases import ENGINE_UNREACHABLE, UNKNOWN_WORKER
+from services.actuator.memory.receipts import Ledger, Totals
 from services.actuator.results import ACCEPTED, CLIPPED, DEFERRED, REFUSED
+from services.observe import Observe
 
 RECENT = 200_000
 """Latencies kept for a benchmark, the newest ones."""
@@ -66,3 +69,56 @@ class Latencies:
     def values_ms(self) -> NDArray[np.float64]:
         """float64 [n], oldest first."""
         return np.array(self._recent, np.float64)
+
+
+class MovementMetrics:
+    """A ledger's sums on the metrics page: transfers by kind and path as their bytes lie in the arena, compactions
+    in the model's bytes."""
+
+    def __init__(self, observe: Observe) -> None:
+        by = ("kind", "path")
+        self._transfers = [
+            observe.counter("transferred_bytes", "bytes really moved, by kind and copy path", by),
+            observe.counter("transferred_pieces", "blocks in those transfers", by),
+            observe.counter("transfer_seconds", "time those transfers took", by),
+            observe.counter("transfer_queue_seconds", "time those transfers waited for their first byte", by),
+        ]
+        self._compactions = [
+            observe.counter("compactions", "compactions done"),
+            observe.counter("compaction_groups_freed", "page groups that compactions emptied"),
+            observe.counter("compaction_moved_bytes", "the model's bytes that compactions moved"),
+            observe.counter("compaction_lower_bound_bytes", "the fewest bytes that could have freed as much"),
+            observe.counter("compaction_dropped_moves", "moves whose source changed under the copy"),
+            observe.counter("compaction_pause_seconds", "time engines stood still for the swap of their tables"),
+        ]
+        self._longest = observe.gauge("compaction_longest_pause_seconds", "the longest of those pauses")
+        self._shown: dict[tuple[str, str], Totals] = {}
+        self._shown_compactions = [0.0] * len(self._compactions)
+
+    def show(self, ledger: Ledger) -> None:
+        """Bring the page up to the ledger."""
+        for key, now in ledger.transfers.items():
+            before = self._shown.get(key, Totals())
+            if now == before:
+                continue
+            grown = (
+                now.bytes - before.bytes,
+                now.pieces - before.pieces,
+                now.seconds - before.seconds,
+                now.queue_s - before.queue_s,
+            )
+            for counter, more in zip(self._transfers, grown, strict=True):
+                counter.labels(*key).inc(more)
+            self._shown[key] = copy.copy(now)
+        sums = [
+            ledger.compactions,
+            ledger.groups_freed,
+            ledger.moved_bytes,
+            ledger.lower_bound_bytes,
+            ledger.dropped_moves,
+            ledger.pause_us * 1e-6,
+        ]
+        for counter, total, shown in zip(self._compactions, sums, self._shown_compactions, strict=True):
+            counter.inc(total - shown)
+        self._shown_compactions = sums
+        self._longest.set(ledger.longest_pause_us * 1e-6)

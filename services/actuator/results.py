@@ -25,6 +25,7 @@ from schemas.outcomes import (
 from services.actuator.account import Known
 from services.actuator.effects import MOVES, Command
 from services.actuator.leases import BUDGET_EXHAUSTED, CLASS_FORBIDS, ENGINE_REFUSED, NONE, RHO_SLACK
+from services.actuator.memory.receipts import IN_CARD
 
 HOLD: Final = int(Action.HOLD)
 ACCEPTED: Final = int(Status.ACCEPTED)
@@ -48,13 +49,19 @@ class Results:
         self._target_rho = columns.target_rho
         self._statuses = bytearray(rows)
         self._executed = bytearray(batch.actions)
-        self._effects: list[Effect] = []
+        self._effects: dict[int, Effect] = {}
         self._details: dict[int, str] = {}
 
     def explain(self, row: int, detail: str) -> None:
-        """Words for a row; empty ones are none."""
+        """Words for a row, after those it has; empty ones are none."""
         if detail:
-            self._details[row] = detail
+            before = self._details.get(row)
+            self._details[row] = detail if before is None else f"{before}; {detail}"
+
+    def moved(self, row: int, said: Receipt) -> None:
+        """Note what a row's engine moved, beside what it moved before in this step."""
+        effect, before = effect_of(row, said), self._effects.get(row)
+        self._effects[row] = effect if before is None else both(before, effect)
 
     def refuse(self, row: int) -> None:
         """A command that was never made, for the refusal already noted."""
@@ -66,8 +73,6 @@ class Results:
         action, target_rho, refusal = self._batch.actions[row], self._target_rho[row], self.refusals[row]
         judged = judge(action, target_rho, command, refusal, moved, quota)
         self._statuses[row], self._executed[row], self.refusals[row] = judged
-        if moved is not None:
-            self._effects.append(effect_of(row, moved))
 
     def batch(self, node: str, t_ns: int, known: Sequence[Known | None]) -> OutcomeBatch:
         """The receipts: what was asked is echoed, what is in force is what ``known`` says, which follows the
@@ -95,7 +100,7 @@ class Results:
             asked.probabilities,
             asked.masks,
             asked.holds,
-            tuple(self._effects),
+            tuple(self._effects.values()),
             (),
             self._details,
         )
@@ -108,7 +113,9 @@ def completed(batch: OutcomeBatch, ended: Sequence[WorkerOutcome]) -> OutcomeBat
 
 
 def completion_of(receipt: WorkerOutcome, effect: Receipt, known: Known, detail: str = "") -> WorkerOutcome:
-    """The later word on an effect that outlasted its step, by the action's id."""
+    """The later word on an effect that outlasted its step, by the action's id: all of it, what the actuator itself
+    copied in the step included."""
+    copied = tuple(one for one in receipt.moved if one.kind == IN_CARD and one not in effect.moved)
     return receipt._replace(
         kind=int(OutcomeKind.COMPLETION),
         effective_rho=known.rho,
@@ -121,13 +128,41 @@ def completion_of(receipt: WorkerOutcome, effect: Receipt, known: Known, detail:
         prefetched_bytes=effect.prefetched_bytes,
         pages_freed=effect.pages_freed,
         pause_us=effect.pause_us,
+        lower_bound_bytes=effect.lower_bound_bytes or (receipt.lower_bound_bytes if copied else 0),
+        dropped_moves=effect.dropped_moves,
+        moved=copied + effect.moved,
         detail=detail or effect.detail,
     )
 
 
 def effect_of(row: int, said: Receipt) -> Effect:
     """The bytes in a receipt."""
-    return Effect(row, said.compacted_bytes, said.evicted_bytes, said.prefetched_bytes, said.pages_freed, said.pause_us)
+    return Effect(
+        row,
+        said.compacted_bytes,
+        said.evicted_bytes,
+        said.prefetched_bytes,
+        said.pages_freed,
+        said.pause_us,
+        said.lower_bound_bytes,
+        said.dropped_moves,
+        said.moved,
+    )
+
+
+def both(one: Effect, other: Effect) -> Effect:
+    """Two effects of a row together."""
+    return Effect(
+        one.row,
+        one.compacted_bytes + other.compacted_bytes,
+        one.evicted_bytes + other.evicted_bytes,
+        one.prefetched_bytes + other.prefetched_bytes,
+        one.pages_freed + other.pages_freed,
+        one.pause_us + other.pause_us,
+        one.lower_bound_bytes + other.lower_bound_bytes,
+        one.dropped_moves + other.dropped_moves,
+        one.moved + other.moved,
+    )
 
 
 def judge(

@@ -24,7 +24,8 @@ from services.actuator.engines import emulated
 from services.actuator.engines.loopback import LoopbackEngine
 from services.actuator.engines.protocol import Engine
 from services.actuator.leases import Orders
-from services.actuator.measures import Counts, Latencies
+from services.actuator.measures import Counts, Latencies, MovementMetrics
+from services.actuator.memory.receipts import Ledger
 from services.actuator.steps import NodeSteps
 from services.bus.api import Message, Subscription
 from services.errors import SettingsError
@@ -94,6 +95,8 @@ class ActuatorService:
         """No callback is at work."""
         self._quiet.set()
         self.counts = Counts()
+        self.ledger = Ledger()
+        """What the movements of all nodes came to."""
         self.latencies = Latencies()
 
     async def start(self, shell: Shell) -> None:
@@ -112,6 +115,7 @@ class ActuatorService:
             max_bytes=settings.audit_max_bytes,
         )
         shell.observe.counters_from("events", self._events)
+        self._movements = MovementMetrics(shell.observe)
         for name in settings.all_nodes():
             node = self._node(name)
             if settings.engine == "socket":
@@ -155,7 +159,8 @@ class ActuatorService:
     def _node(self, name: str) -> _Node:
         node = self._nodes.get(name)
         if node is None:
-            steps = NodeSteps(name, lambda worker: self._engine(name, worker), self._settings.effects)
+            settings = self._settings.effects
+            steps = NodeSteps(name, lambda worker: self._engine(name, worker), settings, ledger=self.ledger)
             node = self._nodes[name] = _Node(name, steps)
         return node
 
@@ -227,6 +232,8 @@ class ActuatorService:
         self._audit.add(outcomes, message.data, data)
         self.counts.batches += 1
         self.counts.outcomes(outcomes)
+        if outcomes.effects:
+            self._movements.show(self.ledger)
 
 
 def _write(path: Path, latencies: Latencies) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple
 
 from schemas.actions import ActionBatch, Columns
 from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
-from schemas.engine import Evict, GrantPages, Prepare, Receipt, SetQuota
+from schemas.engine import Receipt, SetQuota
 from schemas.identity import parse_worker_id
 from schemas.outcomes import OutcomeBatch, WorkerOutcome, outcomes_of
+from services.actuator import underway
 from services.actuator.account import HOLD, Account, Card, Known
-from services.actuator.effects import MOVES, Command, EffectSettings
+from services.actuator.effects import MOVES, EffectSettings
 from services.actuator.engines.protocol import Engine
+from services.actuator.grants import grant
 from services.actuator.leases import (
     CLASS_FORBIDS,
     ENGINE_REFUSED,
@@ -26,35 +26,14 @@ from services.actuator.leases import (
     UNKNOWN_WORKER,
     refusal_of,
 )
+from services.actuator.members import Member
+from services.actuator.memory.receipts import Ledger
+from services.actuator.moves import Moves
 from services.actuator.quiet import Quiet, Said
-from services.actuator.results import Results, completed, completion_of
+from services.actuator.results import Results, completed
+from services.actuator.sessions import want_back
 from services.errors import EngineRefused, EngineUnreachable
 from services.spans import Span
-
-COMPLETION_LIMIT_STEPS: Final = 30
-"""After so many steps an effect that never ended is reported as it is, and asked about no more."""
-
-
-class Pending(msgspec.Struct):
-    """A movement under way."""
-
-    receipt: WorkerOutcome
-    asked_steps: int = 0
-
-
-class Member:
-    """A worker of the node: its engine and what is under way there."""
-
-    def __init__(self, engine: Engine, card: Card) -> None:
-        self.engine = engine
-        self.card = card
-        self.known: Known | None = None
-        self.described_on = 0
-        """Connection on which the engine was described."""
-        self.problem = ""
-        self.pending: dict[str, Pending] = {}
-        self.begun: tuple[int, str] | None = None
-        """Row and action id of a movement that began in this step and is not done."""
 
 
 class Step(NamedTuple):
@@ -81,14 +60,13 @@ class NodeSteps:
         engine_of: Callable[[str], Engine | None],
         settings: EffectSettings,
         limits: Mapping[ServiceClass, ClassLimits] = DEFAULT_LIMITS,
+        ledger: Ledger | None = None,
     ) -> None:
         self.node = node
         self.members: dict[str, Member] = {}
         self.account = Account(limits)
-        self.over_quota = 0
-        """Times a snapshot showed more mapped than the hard quota that the engine had confirmed."""
-        self.changed_quota = 0
-        """Times a snapshot showed another quota than the last receipt: a lease ran out, an engine restarted."""
+        self.ledger = ledger or Ledger()
+        """What all movements came to; may be shared with other nodes."""
         self._quiet: Quiet | None = None
         """The step before, where the next may be its repetition."""
         self._engine_of = engine_of
@@ -98,8 +76,8 @@ class NodeSteps:
         """Describe these workers and, once a card is known whole, grant its free pages. Gives the workers
         that did not answer; their cards get nothing new until they do."""
         members = [member for worker in workers if (member := self._member(worker)) is not None]
-        await self._each([self._look(member) for member in members], members)
-        await self._grant()
+        await self._each([member.look(self.account, HOLD) for member in members], members)
+        await grant(self.account, self.members)
         return [member.engine.worker for member in members if member.known is None]
 
     async def execute(self, batch: ActionBatch, columns: Columns, span: Span) -> OutcomeBatch:
@@ -113,8 +91,9 @@ class NodeSteps:
         present = [member for member in members if member is not None]
         unseen = [one for one in present if one.engine.waits or one.known is None]
         if unseen:
-            await self._each([self._look(member) for member in unseen], unseen)
-            await self._grant()
+            action_of = dict(zip(members, batch.actions, strict=True))
+            await self._each([one.look(self.account, action_of[one]) for one in unseen], unseen)
+            await grant(self.account, self.members)
         step = Step(batch, columns, members, Results(batch, columns), span, [])
         self._plan(step)
         rows = range(len(members))
@@ -127,14 +106,14 @@ class NodeSteps:
         begun: list[Member] = []
         for member in present:
             if member.pending:
-                ended += await self._complete(member)
-            if member.begun is not None:
+                ended += await underway.ended(member, self.ledger, span)
+            if member.begun:
                 begun.append(member)
             if member.engine.t_ns > t_ns:
                 t_ns = member.engine.t_ns
         outcomes = step.results.batch(self.node, t_ns, [one.known if one is not None else None for one in members])
         if begun:
-            self._remember(begun, outcomes_of(outcomes))
+            underway.remember(begun, outcomes_of(outcomes))
         quiet = not (unseen or any(outcomes.statuses) or any([one.pending for one in present]))  # noqa: C419
         if quiet and all([card.quiet for card in self.account.cards.values()]):  # noqa: C419  # a list is faster
             self._quiet = Quiet(batch, outcomes, step.said)
@@ -144,7 +123,17 @@ class NodeSteps:
 
     async def close(self) -> None:
         for member in self.members.values():
-            await member.engine.close()
+            await member.close()
+
+    @property
+    def over_quota(self) -> int:
+        """Times a snapshot showed more mapped than the hard quota that the engine had confirmed."""
+        return sum(member.over_quota for member in self.members.values())
+
+    @property
+    def changed_quota(self) -> int:
+        """Times a snapshot showed another quota than the last receipt: a lease ran out, an engine restarted."""
+        return sum(member.changed_quota for member in self.members.values())
 
     @staticmethod
     async def _each(work: Sequence[Coroutine[Any, Any, Any]], members: Sequence[Member]) -> list[Any]:
@@ -168,31 +157,13 @@ class NodeSteps:
             member = self.members[worker] = Member(engine, self.account.card_of(worker))
         return member
 
-    async def _look(self, member: Member) -> None:
-        """Describe what is new or came back, then take a snapshot: acknowledgements prove nothing."""
-        engine = member.engine
-        try:
-            if member.known is None or member.described_on != engine.connection:
-                member.known = self.account.describe(engine.worker, await engine.describe())
-                member.described_on = engine.connection
-            said = await engine.snapshot()
-        except (EngineUnreachable, EngineRefused, ValueError) as error:
-            member.problem = str(error)
-            return
-        member.problem = ""
-        known = member.known
-        if known.max_running and (said.generation, said.rho) != (known.generation, known.rho):
-            self.changed_quota += 1
-        if known.max_running and said.mapped_bytes > known.hard_bytes:
-            self.over_quota += 1
-        self.account.snapshot(known, said)
-
     def _plan(self, step: Step) -> None:
         """Refusals into the step's results; commands are with the workers they are for."""
         batch, columns, refusals = step.batch, step.columns, step.results.refusals
         deadline_ns, lease_ns = batch.deadline_ns, batch.lease_ns
         width = len(batch.mask_reasons) // max(len(batch.workers), 1)
         late = LATENCY_AT_LIMIT in batch.mask_reasons
+        due: dict[Card, list[Known]] = {}
         row = -1
         for member, action, rho, max_running, generation in zip(step.members, batch.actions, *columns, strict=True):
             row += 1
@@ -221,10 +192,14 @@ class NodeSteps:
                 member.card.troubled = True
             if refusal == NONE:
                 known.target = (action, rho if rho < known.rho_max else known.rho_max, max_running)
+                if known.said is not None and known.said.away:
+                    due.setdefault(member.card, []).append(known)
                 continue
             if refusal == CLASS_FORBIDS:  # a forbidden eviction still renews the quota
                 known.target = (HOLD, rho if rho < known.rho_max else known.rho_max, max_running)
             refusals[row] = refusal
+        for card, workers in due.items():
+            want_back(card, workers, self._settings)
         for card in self.account.cards.values():
             card.plan(self._settings)
 
@@ -245,8 +220,11 @@ class NodeSteps:
             command = known.command
             worker_action = engine.worker + suffix
             moved: Receipt | None = None
-            if command is not None and (command.compact_bytes or command.evict_bytes):
-                moved = await self._move(step, row, member, command, worker_action)
+            if command is not None and (command.compact_bytes or command.evict_bytes or command.prefetch_bytes):
+                moves = Moves(
+                    member, known, row, worker_action, batch.lease_ns, span, results, self.ledger, self._settings
+                )
+                moved = await moves.run(command)
             if command is None:
                 # A refused command still tells the engine that its step is answered: with the quota already in
                 # force and a lease that is over, which no engine renews.
@@ -287,86 +265,3 @@ class NodeSteps:
                 or command.rho != target_rho[row]
             ):  # else it was accepted, and nothing is to be judged
                 results.settle(row, command, moved, quota)
-            if moved is not None and not moved.done:
-                member.begun = (row, worker_action)
-
-    async def _move(self, step: Step, row: int, member: Member, command: Command, worker_action: str) -> Receipt | None:
-        """Compaction or swap-out. Its failure is told, and the quota still goes out: the lease must not suffer."""
-        engine, results = member.engine, step.results
-        attributes = {"tidegate.worker": engine.worker}
-        moved: Receipt | None = None
-        try:
-            if command.compact_bytes:
-                with step.span.child("compact", attributes) as child:
-                    moved = await _compact(engine, command.compact_bytes, step.batch.lease_ns, worker_action)
-                    child.set("tidegate.bytes", command.compact_bytes)
-            if command.evict_bytes:
-                with step.span.child("swap-out", attributes) as child:
-                    moved = await engine.evict(Evict((), command.evict_bytes, worker_action))
-                    child.set("tidegate.bytes", command.evict_bytes)
-        except EngineRefused as error:
-            results.refusals[row] = REFUSAL_OF_REASON.get(error.reason, ENGINE_REFUSED)
-            results.explain(row, str(error))
-        except EngineUnreachable as error:
-            results.refusals[row] = ENGINE_UNREACHABLE
-            results.explain(row, error.detail)
-        return moved
-
-    @staticmethod
-    def _remember(begun: Iterable[Member], receipts: Sequence[WorkerOutcome]) -> None:
-        """Keep the receipts of movements that began in this step, for their completions."""
-        for member in begun:
-            place, member.begun = member.begun, None
-            if place is not None:
-                row, worker_action = place
-                member.pending[worker_action] = Pending(receipts[row])
-
-    async def _complete(self, member: Member) -> list[WorkerOutcome]:
-        """The later words on the effects of earlier steps that have ended."""
-        ended = []
-        for action_id, pending in list(member.pending.items()):
-            pending.asked_steps += 1
-            try:
-                effect = await member.engine.receipt(action_id)
-            except (EngineRefused, EngineUnreachable) as error:
-                if pending.asked_steps < COMPLETION_LIMIT_STEPS and isinstance(error, EngineUnreachable):
-                    continue
-                effect = _nothing(action_id)
-            late = pending.asked_steps >= COMPLETION_LIMIT_STEPS
-            if (effect.done or late) and member.known is not None:
-                detail = "" if effect.done else f"not done after {pending.asked_steps} steps"
-                ended.append(completion_of(pending.receipt, effect, member.known, detail))
-                del member.pending[action_id]
-        return ended
-
-    async def _grant(self) -> None:
-        """Deal out free page groups to engines that map on grants only."""
-        for card in self.account.cards.values():
-            if not any(one is not None and "grants" in one.capabilities for one in card.members.values()):
-                continue
-            for worker, granted in sorted(card.grants().items(), key=lambda item: item[1]):
-                member = self.members[worker]
-                if member.known is None or "grants" not in member.known.capabilities:
-                    continue
-                try:
-                    await member.engine.grant_pages(GrantPages(granted, member.known.generation))
-                    member.known.granted_bytes = granted
-                except (EngineRefused, EngineUnreachable) as error:
-                    member.problem = str(error)
-
-
-async def _compact(engine: Engine, budget_bytes: int, lease_ns: int, worker_action: str) -> Receipt | None:
-    """Prepare, copy, commit; a ticket that cannot be copied is given up. None: there was nothing to move."""
-    ticket = await engine.prepare(Prepare((), budget_bytes, lease_ns, worker_action))
-    if not ticket.moves:
-        return None
-    try:
-        await engine.copy(ticket.ticket)
-        return await engine.commit(ticket.ticket)
-    except EngineRefused:
-        await engine.abort(ticket.ticket)
-        raise
-
-
-def _nothing(action_id: str) -> Receipt:
-    return Receipt(action_id, True, 0, 0.0, 0, 0, 0, 0, detail="unknown to the engine")

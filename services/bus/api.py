@@ -28,6 +28,8 @@ class Delivery(NamedTuple):
     stream_sequence: int
     delivered: int
     """1 the first time; more after a redelivery."""
+    stored_ns: int = 0
+    """When the stream took it, wall clock of the server; 0 where the reader does not ask."""
 
 
 class KvEntry(NamedTuple):
@@ -104,6 +106,18 @@ class Bus(Protocol):
         what the caller's checkpoint says wins over what the server remembers."""
         ...
 
+    def stream_read(
+        self, stream: str, subject: str, *, start_sequence: int = 1, since_ns: int = 0, follow: bool = False
+    ) -> AsyncIterator[Delivery]:
+        """What a stream holds of the subjects that match ``subject``, in order, from ``start_sequence`` or, when
+        given, from the wall clock ``since_ns`` on; then the iterator ends or, with ``follow``, waits for more.
+        Leaves no consumer behind; BusError when the stream is not there, BusUnavailable when the connection is lost."""
+        ...
+
+    async def stream_span(self, stream: str) -> tuple[int, int] | None:
+        """First and last sequence that a stream holds; None when there is no such stream."""
+        ...
+
     async def kv_put(self, bucket: str, key: str, value: bytes, *, revision: int | None = None) -> int:
         """Put and give the new revision; with ``revision``, only if the entry still has it (0: must not
         exist), else Conflict."""
@@ -113,7 +127,12 @@ class Bus(Protocol):
 
     def kv_watch(self, bucket: str, key: str) -> AsyncIterator[KvEntry]:
         """The entry as it is (if any), then every change, each revision once and in order; a slow poll beside
-        the server's watch makes a change visible within 3 s of the server's return."""
+        the server's watch makes a change visible within 3 s of the server's return. A ``key`` with wildcards
+        (``>``) begins with all kept revisions of all keys that match."""
+        ...
+
+    async def kv_history(self, bucket: str, key: str = ">") -> Sequence[KvEntry]:
+        """The kept revisions of the keys that match, in order."""
         ...
 
     async def object_put(self, bucket: str, name: str, data: bytes) -> None: ...

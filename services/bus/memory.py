@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from services.bus.api import PENDING_LIMIT_MESSAGES, KvEntry, Message
+from services.bus.api import PENDING_LIMIT_MESSAGES, Delivery, KvEntry, Message
 from services.bus.mailbox import Mailbox
-from services.bus.memory_store import ACK_WAIT_S, Bucket, MemoryPullConsumer, Stream, matches
+from services.bus.memory_store import ACK_WAIT_S, Bucket, MemoryPullConsumer, Stream, is_pattern, matches
 from services.bus.waiting import Signal
 from services.errors import BusUnavailable, Conflict
 
@@ -186,6 +186,31 @@ class MemoryBus:
         self._consumers.append(consumer)
         return consumer
 
+    async def stream_read(
+        self, stream: str, subject: str, *, start_sequence: int = 1, since_ns: int = 0, follow: bool = False
+    ) -> AsyncIterator[Delivery]:
+        network = self._require()
+        if stream not in network.streams:
+            raise BusUnavailable(f"no stream {stream}")
+        held, place = network.streams[stream], start_sequence
+        last = held.last_sequence
+        while not self._closed:
+            found = held.at_or_after(place)
+            if found is None or (found.sequence > last and not follow):
+                if not follow:
+                    return
+                await network.changed.wait()
+                continue
+            place = found.sequence + 1
+            if matches(subject, found.subject) and found.stored_ns >= since_ns:
+                yield Delivery(found.subject, found.data, found.headers, found.sequence, 1, found.stored_ns)
+
+    async def stream_span(self, stream: str) -> tuple[int, int] | None:
+        held = self._require().streams.get(stream)
+        if held is None:
+            return None
+        return (held.messages[0].sequence if held.messages else held.last_sequence + 1), held.last_sequence
+
     async def kv_put(self, bucket: str, key: str, value: bytes, *, revision: int | None = None) -> int:
         network = self._require()
         held = network.bucket(bucket)
@@ -205,13 +230,16 @@ class MemoryBus:
             entry: KvEntry | None = None
             if network.up:
                 held = network.bucket(bucket)
-                entry = held.last(key) if seen is None else held.after(key, seen)
+                entry = held.last(key) if seen is None and not is_pattern(key) else held.after(key, seen or 0)
                 seen = seen or 0
             if entry is not None:
                 seen = entry.revision
                 yield entry
             else:
                 await network.changed.wait()
+
+    async def kv_history(self, bucket: str, key: str = ">") -> Sequence[KvEntry]:
+        return self._require().bucket(bucket).history(key)
 
     async def object_put(self, bucket: str, name: str, data: bytes) -> None:
         self._require().objects[bucket, name] = bytes(data)

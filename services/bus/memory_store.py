@@ -33,6 +33,11 @@ def matches(pattern: str, subject: str) -> bool:
     return len(wanted) == len(found)
 
 
+def is_pattern(key: str) -> bool:
+    """Whether a KV key has wildcards."""
+    return "*" in key or ">" in key
+
+
 class Stored(NamedTuple):
     """A message of a stream."""
 
@@ -41,6 +46,7 @@ class Stored(NamedTuple):
     data: bytes
     headers: Mapping[str, str]
     stored_s: float
+    stored_ns: int
 
 
 class Stream:
@@ -71,7 +77,7 @@ class Stream:
             return False
         self._ids[message_id] = now_s
         self.last_sequence += 1
-        self.messages.append(Stored(self.last_sequence, subject, data, headers, now_s))
+        self.messages.append(Stored(self.last_sequence, subject, data, headers, now_s, time.time_ns()))
         self._bytes += len(data)
         self._trim(now_s)
         return True
@@ -171,8 +177,14 @@ class Bucket:
         return history[-1] if history else None
 
     def after(self, key: str, revision: int) -> KvEntry | None:
-        """The first kept revision of a key above ``revision``."""
-        return next((e for e in self._entries.get(key, ()) if e.revision > revision), None)
+        """The first kept revision above ``revision`` of a key, or of all keys that match its wildcards."""
+        kept = self._entries.get(key, ()) if key in self._entries else self.history(key)
+        return next((e for e in kept if e.revision > revision), None)
+
+    def history(self, pattern: str) -> list[KvEntry]:
+        """The kept revisions of the keys that match, in order."""
+        kept = [e for key, entries in self._entries.items() if matches(pattern, key) for e in entries]
+        return sorted(kept, key=lambda e: e.revision)
 
     def revision_of(self, key: str) -> int:
         """The revision in force; 0 for a key that does not exist."""

@@ -20,10 +20,11 @@ from nats.aio.subscription import Subscription as ClientSubscription
 from nats.js.api import StorageType, StreamConfig
 from nats.js.errors import APIError
 
-from services.bus.api import PENDING_LIMIT_MESSAGES, KvEntry, Message
+from services.bus.api import PENDING_LIMIT_MESSAGES, Delivery, KvEntry, Message
 from services.bus.mailbox import Mailbox
 from services.bus.nats_consumer import NatsPullConsumer
 from services.bus.nats_publisher import StreamPublisher
+from services.bus.nats_reader import read, span
 from services.bus.nats_store import NatsStore
 from services.bus.nats_wire import Wire
 from services.errors import BusError, BusUnavailable, UserError
@@ -186,6 +187,21 @@ class NatsBus:
         self._consumers.append(consumer)
         return consumer
 
+    async def stream_read(
+        self, stream: str, subject: str, *, start_sequence: int = 1, since_ns: int = 0, follow: bool = False
+    ) -> AsyncIterator[Delivery]:
+        self._require()
+        with _translated(f"reading {stream}"):
+            async for one in read(
+                self._context, stream, subject, start_sequence=start_sequence, since_ns=since_ns, follow=follow
+            ):
+                yield one
+
+    async def stream_span(self, stream: str) -> tuple[int, int] | None:
+        self._require()
+        with _translated(f"stream {stream}"):
+            return await span(self._context, stream)
+
     async def kv_put(self, bucket: str, key: str, value: bytes, *, revision: int | None = None) -> int:
         self._require()
         with _translated(f"put {bucket}/{key}"):
@@ -198,6 +214,11 @@ class NatsBus:
 
     def kv_watch(self, bucket: str, key: str) -> AsyncIterator[KvEntry]:
         return self._store.watch(bucket, key)
+
+    async def kv_history(self, bucket: str, key: str = ">") -> Sequence[KvEntry]:
+        self._require()
+        with _translated(f"history of {bucket}/{key}"):
+            return await self._store.history(bucket, key)
 
     async def object_put(self, bucket: str, name: str, data: bytes) -> None:
         self._require()

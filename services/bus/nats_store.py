@@ -16,6 +16,8 @@ from nats.js.kv import KeyValue
 from nats.js.object_store import ObjectStore
 
 from services.bus.api import KvEntry
+from services.bus.memory_store import is_pattern
+from services.bus.nats_reader import read
 from services.bus.waiting import Signal
 from services.errors import BusUnavailable, Conflict
 
@@ -74,7 +76,7 @@ class NatsStore:
         return KvEntry(key, entry.value or b"", entry.revision or 0)
 
     async def _stored(self, bucket: str, key: str, after: int | None) -> KvEntry | None:
-        """The last revision of a key, or with ``after`` the first one above it."""
+        """The last revision of a key (or of those that match its wildcards), or with ``after`` the first above it."""
         subject = f"$KV.{bucket}.{key}"
         try:
             if after is None:
@@ -84,7 +86,8 @@ class NatsStore:
         except NotFoundError:
             return None
         deleted = bool(raw.headers and raw.headers.get("KV-Operation"))
-        return KvEntry(key, None if deleted else raw.data or b"", raw.seq or 0)
+        name = (raw.subject or subject).removeprefix(f"$KV.{bucket}.")
+        return KvEntry(name, None if deleted else raw.data or b"", raw.seq or 0)
 
     async def watch(self, bucket: str, key: str) -> AsyncIterator[KvEntry]:
         """The entry, then each revision once and in order, until the client closes.
@@ -99,7 +102,7 @@ class NatsStore:
 
         hint = await self._client.subscribe(f"$KV.{bucket}.{key}", cb=on_hint)
         self._watches.add(news)
-        seen: int | None = None
+        seen: int | None = 0 if is_pattern(key) else None  # with wildcards, from the oldest revision kept
         pauses: Iterator[float] = iter(())
         reconnects = self._client.stats["reconnects"]
         try:
@@ -131,6 +134,16 @@ class NatsStore:
                 except nats.errors.Error as error:
                     logger.debug("ending the watch of %s/%s: %s", bucket, key, error)
 
+    async def history(self, bucket: str, key: str) -> list[KvEntry]:
+        """The kept revisions of the keys that match, in order."""
+        await self._bucket(bucket)
+        entries = []
+        async for one in read(self._context, f"KV_{bucket}", f"$KV.{bucket}.{key}"):
+            deleted = bool(one.headers and one.headers.get("KV-Operation"))
+            name = one.subject.removeprefix(f"$KV.{bucket}.")
+            entries.append(KvEntry(name, None if deleted else one.data, one.stream_sequence))
+        return entries
+
     async def _look(self, bucket: str, key: str, seen: int | None) -> tuple[bool, KvEntry | None]:
         """Whether the server answered, and the next entry to hand on if there is one."""
         if not self._client.is_connected:
@@ -148,7 +161,7 @@ class NatsStore:
             look.cancel()
 
     async def _ask(self, bucket: str, key: str, seen: int | None) -> KvEntry | None:
-        if seen is None:
+        if not seen:
             await self._bucket(bucket)
         return await self._stored(bucket, key, seen)
 

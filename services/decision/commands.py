@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.actions import ACTION_COUNT, ActionBatch, ShadowDecisions
+from schemas.actions import ACTION_COUNT, OPERATOR, RHO_MIN, ActionBatch, Hold, ShadowDecisions
 from schemas.codec import pack, pack_row
 from schemas.features import FEATURE_COUNT
 from schemas.identity import SCHEMA_VERSION
 from services.decision.book import InForce
 from services.decision.intake import Admitted
+from services.decision.modes import ACTION_OF, BASELINE, Standing, in_share
 from services.decision.policy import Policy, explore
 from services.decision.settings import Settings, shield_settings
-from services.decision.shield import masks
+from services.decision.shield import ALLOWED, masks, rho_caps
 from services.decision.targets import targets
 
 _Q_ROW_BYTES: Final = 4 * ACTION_COUNT
@@ -32,6 +32,8 @@ class Decided(NamedTuple):
     """[n] over all workers."""
     reasons: NDArray[np.uint8]
     """[n, 5] over all workers."""
+    holds: NDArray[np.uint8]
+    """[n] over all workers."""
 
 
 class Decider:
@@ -47,49 +49,91 @@ class Decider:
         self._rng = rng
         self._deadline_ns = round(settings.deadline_steps * settings.step_s * 1e9)
         self._lease_ns = round(settings.lease_steps * settings.step_s * 1e9)
-        self._canary_below = round(settings.canary_share * 2**32)
 
-    def decide(self, admitted: Sequence[Admitted], in_force: InForce) -> Decided:
-        """Answer ``admitted`` (with n workers in all): one mask computation, one forward pass a policy."""
+    def decide(
+        self, admitted: Sequence[Admitted], in_force: InForce, standings: Sequence[Standing] | None = None
+    ) -> Decided:
+        """Answer ``admitted`` (with n workers in all): one mask computation, one forward pass a policy.
+
+        ``standings`` [n] say whom operators keep from being commanded; None: nobody.
+        """
         features = (
             np.concatenate([a.features.reshape(-1, FEATURE_COUNT) for a in admitted])
             if admitted
             else np.empty((0, FEATURE_COUNT), np.float32)
         )
         classes = np.frombuffer(b"".join([a.classes for a in admitted]), np.uint8)
-        holds = np.frombuffer(b"".join([a.holds for a in admitted]), np.uint8)
-        mask, reasons = masks(features, classes, holds, self._shield)
+        doubts = np.frombuffer(b"".join([a.holds for a in admitted]), np.uint8)
+        mask, reasons = masks(features, classes, doubts, self._shield)
         acting, shadow = in_force
         choice = acting.choose(features, mask)
-        if self._settings.epsilon > 0.0 and self._canary_below:
-            canary = self._canaries(admitted) & (holds == 0)
-            choice = explore(choice, mask, canary, self._settings.epsilon, self._rng)
-        rho, ceiling = targets(choice.actions, features, classes, self._shield, choice.goal_rho)
-        columns = _Columns(
-            pack(choice.actions, "u1"),
-            pack(rho, "<f8"),
-            pack(ceiling, "<i8"),
-            pack(choice.probabilities, "<f4"),
-            pack(mask, "u1"),
-            pack(reasons, "u1"),
-            _q_column(choice.q_values, holds),
-        )
         shadows: list[ShadowDecisions] = []
         if shadow is not None:
             other = shadow.choose(features, mask)
-            shadows.append(ShadowDecisions(shadow.name, pack(other.actions, "u1"), _q_column(other.q_values, holds)))
-        return Decided(self._batches(admitted, columns, shadows, acting), choice.actions, reasons)
+            shadows.append(ShadowDecisions(shadow.name, pack(other.actions, "u1"), _q_column(other.q_values, doubts)))
+        ordered = None if standings is None else np.array([one.hold for one in standings], np.uint8)
+        if ordered is not None and not ordered.any():
+            ordered = None
+        if self._settings.epsilon > 0.0:
+            free = doubts == 0 if ordered is None else (doubts | ordered) == 0
+            canary = self._canaries(admitted, standings) & free
+            recommended = choice.actions
+            choice = explore(choice, mask, canary, self._settings.epsilon, self._rng)
+        else:
+            recommended = choice.actions
+        actions, probabilities, holds = choice.actions, choice.probabilities, doubts
+        if ordered is not None and standings is not None:
+            told = ordered != Hold.NONE
+            actions = np.where(told, _ordered_actions(standings, mask), actions).astype(np.int8)
+            probabilities = np.where(told, 1.0, probabilities)
+            # A doubt about the state stays to be seen, unless the worker is told something all the same.
+            holds = np.where(told & ((doubts == 0) | (ordered >= Hold.OVERRIDE)), ordered, doubts).astype(np.uint8)
+            shadows.append(ShadowDecisions(acting.name, pack(recommended, "u1")))
+        rho, ceiling = targets(actions, features, classes, self._shield, choice.goal_rho)
+        if ordered is not None and standings is not None:
+            self._impose(standings, rho, ceiling, rho_caps(classes, self._shield))
+        columns = _Columns(
+            pack(actions, "u1"),
+            pack(rho, "<f8"),
+            pack(ceiling, "<i8"),
+            pack(probabilities, "<f4"),
+            pack(mask, "u1"),
+            pack(reasons, "u1"),
+            pack(holds, "u1"),
+            _q_column(choice.q_values, doubts),
+            b"" if ordered is None else (ordered != 0).tobytes(),
+        )
+        return Decided(self._batches(admitted, columns, shadows, acting), actions, reasons, holds)
+
+    def _impose(
+        self,
+        standings: Sequence[Standing],
+        rho: NDArray[np.float64],
+        ceiling: NDArray[np.int64],
+        caps: NDArray[np.float64],
+    ) -> None:
+        """Write the operators' numbers over the targets [n], in place; a class's highest rho stands above them."""
+        for row, (_, hold, _, _, override) in enumerate(standings):
+            if hold in BASELINE:
+                rho[row], ceiling[row] = RHO_MIN, self._shield.max_running_start
+            elif override is not None:
+                if override.rho is not None:
+                    rho[row] = min(override.rho, caps[row])
+                if override.max_running is not None:
+                    ceiling[row] = override.max_running
 
     def _batches(
         self, admitted: Sequence[Admitted], columns: _Columns, shadows: Sequence[ShadowDecisions], acting: Policy
     ) -> list[ActionBatch]:
         """The columns of all workers, cut by node."""
-        policies = (acting.name,)
+        alone, both = (acting.name,), (acting.name, OPERATOR)
         out: list[ActionBatch] = []
         end = 0
         for state in admitted:
             batch = state.batch
             start, end = end, end + len(batch.workers)
+            index = columns.ordered[start:end]
+            ordered = any(index)
             out.append(
                 ActionBatch(
                     batch.node,
@@ -101,8 +145,8 @@ class Decider:
                     acting.version,
                     batch.t_ns + self._deadline_ns,
                     batch.t_ns + self._lease_ns,
-                    policies,
-                    b"",
+                    both if ordered else alone,
+                    index if ordered else b"",
                     columns.actions[start:end],
                     columns.target_rho[8 * start : 8 * end],
                     columns.target_max_running[8 * start : 8 * end],
@@ -110,17 +154,20 @@ class Decider:
                     columns.probabilities[4 * start : 4 * end],
                     columns.masks[start:end],
                     columns.mask_reasons[ACTION_COUNT * start : ACTION_COUNT * end],
-                    state.holds,
+                    columns.holds[start:end],
                     columns.q_values[_Q_ROW_BYTES * start : _Q_ROW_BYTES * end],
-                    tuple([_cut(one, start, end) for one in shadows]),
+                    tuple([_cut(one, start, end) for one in shadows if ordered or one.policy != acting.name]),
                 )
             )
         return out
 
-    def _canaries(self, admitted: Sequence[Admitted]) -> NDArray[np.bool_]:
-        """bool [n]: by a hash of the worker id, so that a worker is one in every step and every copy."""
+    def _canaries(self, admitted: Sequence[Admitted], standings: Sequence[Standing] | None) -> NDArray[np.bool_]:
+        """bool [n]: those of the setting's share, and those that a canary mode commands."""
         workers = [worker for state in admitted for worker in state.batch.workers]
-        return np.array([crc32(worker.encode()) < self._canary_below for worker in workers], np.bool_)
+        chosen = np.array([in_share(worker, self._settings.canary_share) for worker in workers], np.bool_)
+        if standings is not None:
+            chosen |= np.array([one.canary for one in standings], np.bool_)
+        return chosen
 
 
 class _Columns(NamedTuple):
@@ -132,7 +179,21 @@ class _Columns(NamedTuple):
     probabilities: bytes
     masks: bytes
     mask_reasons: bytes
+    holds: bytes
     q_values: bytes
+    ordered: bytes
+    """uint8 [n]: 1 in the rows that an operator's word decided; empty: in none."""
+
+
+def _ordered_actions(standings: Sequence[Standing], mask: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """int8 [n]: hold, but for an override's action where the mask allows it."""
+    actions = np.zeros(len(mask), np.int8)
+    for row, one in enumerate(standings):
+        if one.override is not None and one.override.action is not None:
+            action = ACTION_OF[one.override.action]
+            if ALLOWED[mask[row], action]:
+                actions[row] = action
+    return actions
 
 
 def _q_column(q_values: NDArray[np.float32] | None, holds: NDArray[np.uint8]) -> bytes:

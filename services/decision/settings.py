@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
+from schemas.config import Mode
 from schemas.identity import STEP_S
 from services.decision.heuristic import HeuristicSettings
 from services.decision.shield import ShieldSettings
@@ -23,6 +24,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Which policy acts: ``champion`` (the one that tg_policy names, the heuristic while there is none),
     ``dqn`` (the newest valid network, whatever the examiner says; the heuristic while there is none), or a
     rule: ``heuristic``, ``static``, ``fixed:RHO``, ``one_line``, ``random``."""
+    mode: Mode = "enforce"
+    """How far workers may be commanded about which ``tg_config`` says nothing: ``off``, ``shadow``, ``canary`` (none
+    of them, until an order names a share) or ``enforce``. Emulated fleets enforce; with real engines begin in
+    ``shadow``."""
     queue: str = "decision"
     """Queue group: copies of the service with the same name share the nodes between them; empty: each copy
     decides for all."""

@@ -3,7 +3,7 @@
     P(i) = p_i^alpha / sum_j p_j^alpha          w_i = (N P(i))^-beta / max_j w_j
 
 A row holds two states, so that the last row of a trajectory is as usable as any other: with 57 features
-2 x 228 + 33 bytes a row, 98 MB for 200,000 rows, of which an empty buffer occupies almost nothing (the pages
+2 x 228 + 35 bytes a row, 98 MB for 200,000 rows, of which an empty buffer occupies almost nothing (the pages
 come with the rows).
 """
 
@@ -16,6 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 NO_ROW: Final = -1
+ANY_ACTION: Final = 255
+_BESIDE: Final = ("masks", "demonstrated", "followers")
+"""Columns of the buffer that are no columns of :class:`Rows`."""
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -120,6 +123,10 @@ class ReplayBuffer:
         self.discounts = np.zeros(capacity, np.float32)
         self.probabilities = np.zeros(capacity, np.float32)
         self.sequences = np.zeros(capacity, np.int64)
+        self.masks = np.full(capacity, ANY_ACTION, np.uint8)
+        """Allowed actions in ``states``; every bit where whoever inserted the row did not say."""
+        self.demonstrated = np.zeros(capacity, np.bool_)
+        """The row's action is one to imitate."""
         self.followers = np.full(capacity, NO_ROW, np.int64)
         """Serial of the row that followed on the same worker. It is newer, so it lives while this one does."""
         self.tree = SumTree(capacity)
@@ -135,11 +142,18 @@ class ReplayBuffer:
             return 0
         return int(self.sequences[(self.written - self.size) % self.capacity])
 
-    def insert(self, rows: Rows, previous: NDArray[np.int64]) -> NDArray[np.int64]:
+    def insert(
+        self,
+        rows: Rows,
+        previous: NDArray[np.int64],
+        *,
+        masks: NDArray[np.uint8] | None = None,
+        demonstrated: NDArray[np.bool_] | None = None,
+    ) -> NDArray[np.int64]:
         """Append n rows and give their serials [n].
 
         ``previous`` [n] is the serial of the row that each follows, NO_ROW for none; one already overwritten
-        is ignored. New rows get the greatest priority seen, so that each is learned from soon. ValueError when
+        is ignored. ``masks`` uint8 [n] and ``demonstrated`` bool [n] are for imitation; left out, none is. New rows get the greatest priority seen, so that each is learned from soon. ValueError when
         the columns are not of one length or more than the capacity.
         """
         count = rows.actions.shape[0]
@@ -152,6 +166,8 @@ class ReplayBuffer:
             part = min(count - done, self.capacity - start)
             for name in Rows.__struct_fields__:
                 getattr(self, name)[start : start + part] = getattr(rows, name)[done : done + part]
+            self.masks[start : start + part] = ANY_ACTION if masks is None else masks[done : done + part]
+            self.demonstrated[start : start + part] = demonstrated is not None and demonstrated[done : done + part]
             self.followers[start : start + part] = NO_ROW
             self.tree.set_range(start, start + part, self.max_priority)
             done += part
@@ -188,7 +204,7 @@ class ReplayBuffer:
     def contents(self) -> dict[str, NDArray[np.generic]]:
         """The live rows as named arrays for a checkpoint, oldest first."""
         order = np.arange(self.written - self.size, self.written, dtype=np.int64) % self.capacity
-        columns = {name: getattr(self, name)[order] for name in (*Rows.__struct_fields__, "followers")}
+        columns = {name: getattr(self, name)[order] for name in (*Rows.__struct_fields__, *_BESIDE)}
         return columns | {"priorities": self.tree.values(order)}
 
     def restore(self, contents: dict[str, NDArray[np.generic]], written: int, max_priority: float) -> None:
@@ -197,7 +213,8 @@ class ReplayBuffer:
         if count != min(written, self.capacity):
             raise ValueError(f"{count} rows of {written} written: expected {min(written, self.capacity)}")
         order = np.arange(written - count, written, dtype=np.int64) % self.capacity
-        for name in (*Rows.__struct_fields__, "followers"):
-            getattr(self, name)[order] = contents[name]
+        for name in (*Rows.__struct_fields__, *_BESIDE):
+            if name in contents or name not in ("masks", "demonstrated"):  # earlier checkpoints lack the two
+                getattr(self, name)[order] = contents[name]
         self.tree.set(order, contents["priorities"].astype(np.float64))
         self.written, self.max_priority = written, max_priority

@@ -40,6 +40,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Polyak: how far the target network follows with each gradient step."""
     hidden: tuple[Positive, ...] = (128, 128)
     """Sizes of the hidden layers."""
+    margin: Annotated[float, msgspec.Meta(ge=0.0)] = 0.1
+    """Imitation: by how much a demonstrated action's Q must beat every other allowed one's, in units of reward."""
+    margin_weight: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """Weight of the imitation loss beside the TD loss; 0: none. From the stream nothing is imitated: only training
+    on emulated fleets knows a demonstration from an accident."""
+    risk_size: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 32
+    """Hidden size of the risk head; 0: none. A champion begun from keeps what it has."""
+    risk_steps: Annotated[int, msgspec.Meta(ge=1, le=64)] = 5
+    """Steps ahead in which exhaustion counts: 10 s, in which a guard that had to preempt shows."""
     warmup_rows: Positive = 256
     """Rows in the replay before the first gradient step; what comes earlier owes none."""
     capacity_rows: Positive = 200_000

@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from schemas.features import FEATURE_HASH, normalise
+from schemas.features import FEATURE_HASH
 from services.bus import Delivery
 from services.errors import PolicyError
 from services.learner import dqn
+from services.learner.agent import Agent, make_agent, restore_agent, tensors_of
 from services.learner.checkpoint import Checkpoint, Meta
 from services.learner.intake import Intake, Taken
-from services.learner.nstep import ON_POLICY_PROBABILITY, join
 from services.learner.settings import Settings
+from services.learner.update import update
 from services.qnet import QNet, digest
 
 _PROBE_ROWS = 256
@@ -62,13 +62,19 @@ class Trainer:
         self.settings = settings
         self.intake = Intake(settings)
         self.rng = np.random.Generator(np.random.PCG64(settings.seed))
-        self.agent = dqn.make_agent(settings.hidden, settings.learning_rate, settings.seed, start)
+        self.agent = self._fresh(start)
         self.transitions = 0
         """Fresh rows accepted since the first start."""
         self.parent = parent
         self._owed = 0.0
         self._candidate_at = 0
-        self._sound = dqn.tensors_of(self.agent), 0
+        self._sound = tensors_of(self.agent), 0
+
+    def _fresh(self, start: QNet | None) -> Agent:
+        settings = self.settings
+        return make_agent(
+            settings.hidden, settings.learning_rate, settings.seed, start, risk_size=settings.risk_size
+        )
 
     @property
     def owed(self) -> float:
@@ -107,52 +113,7 @@ class Trainer:
 
     def update(self) -> dqn.Step:
         """One gradient step on a sampled batch; ValueError while the replay is empty."""
-        settings, replay, agent = self.settings, self.intake.replay, self.agent
-        progress = min(1.0, agent.updates / settings.beta_updates)
-        beta = settings.beta_start + (1.0 - settings.beta_start) * progress
-        sample = replay.sample(settings.batch, beta, self.rng)
-        chain = replay.chain(sample.places, settings.n_step)
-        with torch.no_grad():
-            targets = self._targets(chain)
-        step = dqn.gradient_step(
-            agent,
-            torch.from_numpy(normalise(replay.states[sample.places])),
-            torch.from_numpy(replay.actions[sample.places].astype(np.int64)),
-            targets,
-            torch.from_numpy(sample.weights),
-            tau=settings.tau,
-            clip_norm=settings.clip_norm,
-        )
-        if step.applied:
-            replay.update(sample.places, step.errors)
-        return step
-
-    def _targets(self, chain: NDArray[np.int64]) -> torch.Tensor:
-        """y [b] of chains of places [n, b]: joined returns and the bootstrap value after each's last row.
-
-        The state after row k-1 is row k's state, so one pass of the online network over the next states gives
-        both what is greedy in row k and the action of the bootstrap.
-        """
-        replay = self.intake.replay
-        known = chain >= 0
-        rows = np.where(known, chain, 0)
-        length, width = rows.shape
-        inputs = torch.from_numpy(normalise(replay.next_states[rows.ravel()]))
-        masks = torch.from_numpy(replay.next_masks[rows.ravel()])
-        best = dqn.masked_argmax(self.agent.online(inputs), masks).reshape(length, width)
-        if self.settings.off_policy_cut == "greedy":
-            on_policy = np.ones(rows.shape, np.bool_)
-            on_policy[1:] = replay.actions[rows[1:]] == best[:-1].numpy()
-        else:
-            on_policy = replay.probabilities[rows] >= ON_POLICY_PROBABILITY
-        joined = join(replay.rewards[rows], replay.discounts[rows], known, on_policy)
-        last = torch.from_numpy((joined.lengths - 1) * width + np.arange(width))
-        return dqn.target_q(
-            torch.from_numpy(joined.returns),
-            torch.from_numpy(joined.discounts),
-            best.ravel()[last],
-            self.agent.target(inputs[last]),
-        )
+        return update(self.agent, self.intake.replay, self.settings, self.rng)
 
     def make_candidate(self) -> Candidate:
         """The present weights as a candidate. PolicyError when weights or their Q values are not fit to be
@@ -167,11 +128,11 @@ class Trainer:
             data = self.agent.online.save()
         except PolicyError:
             tensors, updates = self._sound
-            self.agent = dqn.make_agent(self.settings.hidden, self.settings.learning_rate, self.settings.seed)
-            dqn.restore_agent(self.agent, tensors, updates)
+            self.agent = self._fresh(self.agent.online)
+            restore_agent(self.agent, tensors, updates)
             self._candidate_at = updates
             raise
-        self._sound = dqn.tensors_of(self.agent), self.agent.updates
+        self._sound = tensors_of(self.agent), self.agent.updates
         candidate = Candidate(version, data, digest(data), self.parent, self.transitions)
         self.parent = version
         return candidate
@@ -189,7 +150,7 @@ class Trainer:
     def checkpoint(self, lineage: str) -> Checkpoint:
         """Everything that a new process needs to go on, as of the last fetch taken in."""
         intake, replay, settings = self.intake, self.intake.replay, self.settings
-        arrays: dict[str, NDArray[np.generic]] = dict(dqn.tensors_of(self.agent))
+        arrays: dict[str, NDArray[np.generic]] = dict(tensors_of(self.agent))
         if settings.checkpoint_replay:
             arrays |= {f"replay.{name}": array for name, array in replay.contents().items()}
         sequence = max(intake.sequence, intake.learned_until)
@@ -234,8 +195,9 @@ class Trainer:
                 replay_arrays[name.removeprefix(replay_prefix)] = array
             else:
                 tensors[name] = array.astype(np.float32)
-        self.agent = dqn.make_agent(settings.hidden, settings.learning_rate, settings.seed)
-        dqn.restore_agent(self.agent, tensors, meta.updates)
+        risk_size = len(tensors.get("online.risk_hidden.bias", ()))  # as it was: a champion may have had none
+        self.agent = make_agent(settings.hidden, settings.learning_rate, settings.seed, risk_size=risk_size)
+        restore_agent(self.agent, tensors, meta.updates)
         self._sound = tensors, meta.updates
         self.transitions, self.parent = meta.transitions, meta.parent
         self._owed, self._candidate_at = meta.owed, meta.candidate_at

@@ -185,13 +185,18 @@ def test_the_lines_are_otlp(traced: Traced) -> None:
     assert 0 < parsed.start_time_unix_nano <= parsed.end_time_unix_nano
 
 
+def hexadecimal(shortest: int, longest: int) -> st.SearchStrategy[str]:
+    return st.text("0123456789abcdef", min_size=shortest, max_size=longest)
+
+
 garbage = st.one_of(
     st.none(),
     st.text(),
     st.integers(),
     st.binary(),
     st.lists(st.text()),
-    st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{30,34}-[0-9a-f]{14,18}-[0-9a-f]{1,3}.*", fullmatch=True),
+    st.builds("-".join, st.tuples(hexadecimal(2, 2), hexadecimal(30, 34), hexadecimal(14, 18), hexadecimal(1, 3))),
+    st.builds("{}{}".format, st.just(SAMPLED["traceparent"]), st.text(max_size=5)),
     st.sampled_from(
         [
             f"ff-{TRACE}-{SPAN}-01",

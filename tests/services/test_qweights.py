@@ -105,6 +105,60 @@ def test_missing_tensors_and_other_types_are_refused() -> None:
         qweights.load(raw_bytes(msgspec.structs.replace(GOOD, tensors=doubled)))
 
 
+def risky(logits: list[float]) -> Weights:
+    """GOOD (Q = -1 0 1 2 3 everywhere) with a risk head that says these logits everywhere."""
+    tensors = {n: np.zeros(s, np.float32) for n, s in qweights.shapes(GOOD.hidden, 2).items()} | dict(GOOD.tensors)
+    tensors["risk.bias"][:] = logits
+    return msgspec.structs.replace(GOOD, tensors=tensors, risk_size=2)
+
+
+def test_risk_is_the_sigmoid_of_a_head_of_its_own() -> None:
+    hand = risky([0, 0, 0, 0, 0])
+    hand.tensors["risk_hidden.weight"][0, 0] = 4.0  # u_alloc, normalised 0.25
+    hand.tensors["risk_hidden.weight"][1, 0] = -4.0
+    hand.tensors["risk.weight"][3] = [np.log(3.0), 50.0]
+    found = qweights.values(hand, state(u_alloc=0.5))
+    np.testing.assert_allclose(found.risk, [[0.5, 0.5, 0.5, 0.75, 0.5]], rtol=1e-6, err_msg="ln 3 is odds of 3 to 1")
+    assert found.q.tolist() == qweights.q_values(GOOD, state()).tolist()
+
+
+def test_a_file_without_a_risk_head_is_read_and_never_vetoes() -> None:
+    old = qweights.load(raw_bytes(GOOD))
+    found = qweights.values(old, state())
+    assert (old.risk_size, found.risk) == (0, None)
+    assert qweights.best(found, np.ones((1, 5), bool), veto=0.0).tolist() == [4]
+
+
+def test_a_file_gives_back_risk_head_and_origin() -> None:
+    origin = qweights.Origin(seed=3, command="tidegate train --seed 3", config={"gamma": 0.97, "hidden": [4]})
+    made = msgspec.structs.replace(risky([1, 2, 3, 4, 5]), origin=origin)
+    loaded = qweights.load(qweights.save(made))
+    assert loaded.origin == origin
+    assert loaded.tensors["risk.bias"].tolist() == [1, 2, 3, 4, 5]
+    assert qweights.digest(qweights.save(loaded)) == qweights.digest(qweights.save(made))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "veto", "expected", "why"),
+    [
+        ([1, 1, 1, 1, 1], 1.0, 4, "no veto: the highest Q"),
+        ([1, 1, 1, 1, 1], 0.5, 2, "3 and 4 are too risky: the highest Q of the safe ones"),
+        ([1, 0, 0, 1, 1], 0.5, 0, "a safe action wins, however low its Q"),
+        ([0, 0, 0, 1, 1], 0.5, 3, "none is safe: the least risky"),
+    ],
+)
+def test_a_risky_action_loses_against_a_safer_one(allowed: list[int], veto: float, expected: int, why: str) -> None:
+    found = qweights.values(risky([-5, -5, -5, 1, 2]), state())
+    assert qweights.best(found, np.array([allowed], bool), veto).tolist() == [expected], why
+
+
+def test_a_risk_head_of_no_size_is_refused() -> None:
+    with pytest.raises(PolicyError, match="risk head"):
+        qweights.load(raw_bytes(GOOD, risk_size=-1))
+    with pytest.raises(PolicyError, match="risk"):
+        qweights.load(raw_bytes(GOOD, risk_size=2))
+
+
 def test_states_of_another_width_are_the_callers_mistake() -> None:
     with pytest.raises(ValueError, match="expected"):
         qweights.q_values(GOOD, np.zeros((1, INPUT_COUNT), np.float32))

@@ -13,9 +13,11 @@ from schemas.engine import (
     Receipt,
     ReturnPages,
     SetQuota,
+    Snapshot,
     SnapshotReply,
     Ticket,
 )
+from services.actuator.engines.protocol import PLAIN
 
 GROUP_BYTES = 128 << 20
 BLOCK_BYTES = 2 << 20
@@ -40,7 +42,7 @@ class LoopbackEngine:
             Q0_BYTES, 0, GROUP_BYTES, self._generation, ("compact", "evict"),
         )  # fmt: skip
 
-    async def snapshot(self) -> SnapshotReply:
+    async def snapshot(self, ask: Snapshot = PLAIN) -> SnapshotReply:
         quota = self._quota
         return SnapshotReply(
             self._generation, quota.rho, quota.soft_bytes, quota.hard_bytes, quota.max_running,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
+from typing import Final, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -36,6 +36,8 @@ from services.actuator.engines.framing import Frames
 from services.errors import EngineRefused, EngineUnreachable, ProtocolError
 
 R = TypeVar("R", bound=ReplyBody)
+PLAIN: Final = Snapshot()
+"""Asks for no sessions."""
 
 
 class Engine(Protocol):
@@ -61,7 +63,7 @@ class Engine(Protocol):
         ...
 
     async def describe(self) -> Description: ...
-    async def snapshot(self) -> SnapshotReply: ...
+    async def snapshot(self, ask: Snapshot = PLAIN) -> SnapshotReply: ...
     async def set_quota(self, command: SetQuota) -> Receipt: ...
     async def grant_pages(self, command: GrantPages) -> Receipt: ...
     async def return_pages(self, command: ReturnPages) -> Receipt: ...
@@ -230,8 +232,8 @@ class SocketEngine:
     async def describe(self) -> Description:
         return await self._client.request(Describe(), Description)
 
-    async def snapshot(self) -> SnapshotReply:
-        return await self._client.request(Snapshot(), SnapshotReply)
+    async def snapshot(self, ask: Snapshot = PLAIN) -> SnapshotReply:
+        return await self._client.request(ask, SnapshotReply)
 
     async def set_quota(self, command: SetQuota) -> Receipt:
         return await self._client.request(command, Receipt)

@@ -15,6 +15,7 @@ from services.actuator.memory.gate import Gate
 from services.actuator.memory.geometry import Geometry
 from services.actuator.memory.mover import BATCH, Mover, NumpyMover
 from services.actuator.memory.paths import PathTable
+from services.actuator.memory.receipts import Transfer
 
 I8 = NDArray[np.int64]
 
@@ -50,10 +51,10 @@ class SharedAttachment:
     def geometry(self) -> Geometry:
         return self._arena.geometry
 
-    def copy(self, ticket: int, moves: I8) -> None:
+    def copy(self, ticket: int, moves: I8, asked_by: str = "") -> Transfer:
         """See :class:`relocation.Attachment`; the segment is looked at under the gate, right before the copy."""
         with self._copying, self._gate.passage(ticket):
-            self._mover.move(self._arena, moves, asked_by=f"ticket {ticket}")
+            return self._mover.move(self._arena, moves, asked_by=asked_by or f"ticket {ticket}")
 
     def close(self) -> None:
         """Let go of arena and gate, after a copy under way."""

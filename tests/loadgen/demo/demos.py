@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from loadgen.demo.ready import metrics_text
+
 LIMIT_S = 100.0
 """For all that may have to be compiled first; without that, a demo of these tests takes a tenth of it."""
 
@@ -76,6 +78,15 @@ class Demo:
         """Of the embedded server, while it runs."""
         ports = next(self._run_folder("nats/*.ports"))
         return int(json.loads(ports.read_bytes())["nats"][0].rpartition(":")[2])
+
+    def steps_sampled(self) -> int:
+        """Steps that telemetry has sent of the first node, as it tells itself; 0 while nobody answers."""
+        try:
+            text = metrics_text(next(self._run_folder("telemetry-n0.port")))
+        except (OSError, ValueError, StopIteration):
+            return 0
+        lines = (line.split() for line in text.splitlines() if line.startswith("tidegate_telemetry_samples_total"))
+        return int(sum(float(value) for _, value in lines))
 
     def left(self) -> list[psutil.Process]:
         """Processes of this demo that are alive, the demo itself among them."""

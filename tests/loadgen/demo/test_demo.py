@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
 import signal
 from collections import Counter, defaultdict
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +33,7 @@ GONE_LIMIT_S = 5.0
 DURATION_S = 60
 STEPS = DURATION_S // 2
 WHAT = ("--duration", str(DURATION_S), "--workload", "chat", "--seed", "5")
-LONG = ("--duration", "400", "--workload", "chat", "--speed", "5")
+LONG = ("--duration", "200", "--workload", "chat", "--speed", "2")
 """Soon prepared, and far from its end when it is stopped."""
 
 
@@ -124,19 +126,44 @@ async def test_spans_without_a_collector(finished: Finished) -> None:
     assert len(whole) >= STEPS // 2, "held steps and the last one have no transition, all others the five"
 
 
-async def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
-    async with Demo(*LONG, "--json", str(tmp_path / "demo.json")) as demo:
-        await demo.until_it_runs()
-        port = demo.server_port()
-        demo.process.send_signal(signal.SIGINT)
-        out, err = await demo.output()
-        assert demo.process.returncode == 130
-        assert "Traceback" not in out + err
-        assert not err
-        assert not demo.left()
-        assert refuses(port)
-        assert not list(demo.folder.iterdir()), "the temporary folder is gone"
-    assert not os.listdir(tmp_path), "nothing half-written"
+class Running(NamedTuple):
+    """Two demos side by side, both in the middle: one to be interrupted, one to be killed."""
+
+    interrupted: Demo
+    killed: Demo
+    json: Path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    path = tmp_path_factory.mktemp("interrupted") / "demo.json"
+    async with Demo(*LONG, "--json", str(path)) as interrupted, Demo(*LONG) as killed:
+        await asyncio.gather(interrupted.until_it_runs(), killed.until_it_runs())
+        yield Running(interrupted, killed, path)
+
+
+async def test_ctrl_c_in_the_middle_leaves_nothing(running: Running) -> None:
+    demo = running.interrupted
+    port = demo.server_port()
+    demo.process.send_signal(signal.SIGINT)
+    out, err = await demo.output()
+    assert demo.process.returncode == 130
+    assert "Traceback" not in out + err
+    assert not err
+    assert not demo.left()
+    assert refuses(port)
+    assert not list(demo.folder.iterdir()), "the temporary folder is gone"
+    assert not os.listdir(running.json.parent), "nothing half-written"
+
+
+async def test_nothing_outlives_a_killed_demo(running: Running) -> None:
+    demo = running.killed
+    port = demo.server_port()
+    started = demo.left()
+    assert len(started) >= 8, "demo, server, node, five services"
+    demo.process.kill()
+    await demo.until(lambda: not demo.left(), "all are gone", GONE_LIMIT_S)
+    assert refuses(port)
 
 
 async def test_ctrl_c_while_it_prepares(tmp_path: Path) -> None:
@@ -151,23 +178,11 @@ async def test_ctrl_c_while_it_prepares(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-async def test_nothing_outlives_a_killed_demo() -> None:
-    async with Demo(*LONG) as demo:
-        await demo.until_it_runs()
-        port = demo.server_port()
-        started = demo.left()
-        assert len(started) >= 8, "demo, server, node, five services"
-        demo.process.kill()
-        await demo.until(lambda: not demo.left(), "all are gone", GONE_LIMIT_S)
-        assert refuses(port)
-
-
 async def test_services_killed_in_the_middle_are_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "demo.json"
-    async with Demo("--duration", "240", "--workload", "chat", "--speed", "24", "--json", str(path)) as demo:
-        assert demo.process.stdout is not None
-        while b"simulated" not in (line := await demo.process.stdout.readline()) or b"step" not in line:
-            assert line, "it ended before it began"
+    async with Demo("--duration", "120", "--workload", "chat", "--speed", "24", "--json", str(path)) as demo:
+        await demo.until_it_runs()
+        await demo.until(lambda: demo.steps_sampled() > 2, "the replay is in the middle")
         services = {
             process.cmdline()[2]: process for process in demo.left() if "services." in " ".join(process.cmdline()[1:3])
         }
@@ -177,4 +192,4 @@ async def test_services_killed_in_the_middle_are_started_again_and_the_run_goes_
         assert demo.process.returncode == 0, out + err
         for name in ("learner", "telemetry-n0", "decision"):
             assert f"{name} ended and was started again" in out
-    assert json.loads(path.read_text())["loop"]["steps"] == 120
+    assert json.loads(path.read_text())["loop"]["steps"] == 60

@@ -11,7 +11,8 @@ from schemas.actions import Action
 from schemas.classes import ServiceClass
 from schemas.metrics import COLUMN, METRICS
 from services.actuator import budget
-from services.actuator.effects import EffectSettings, Views, WorkerView, plan, plan_card, views_of
+from services.actuator.effects import EffectSettings, plan, plan_card
+from services.actuator.views import Views, WorkerView, views_of
 
 GROUP = 128 << 20
 GIB = 1 << 30
@@ -85,8 +86,11 @@ def test_workers_of_a_card_share_its_link_and_its_host_tier():
 
 @pytest.mark.parametrize("action", list(Action))
 def test_a_class_that_forbids_swap_has_swap_budget_zero(action: Action):
-    (command,) = plan_card([(action, 1.0, 256)], [view(swap_allowed=False, idle_bytes=8 * GIB)])
-    assert command.evict_bytes == 0
+    forbidden = view(swap_allowed=False, idle_bytes=8 * GIB, prefetch_bytes=GIB)
+    mine, neighbour = plan_card([(action, 1.0, 256), (Action.EVICT, 1.0, 256)], [forbidden, view()])
+    assert mine.evict_bytes == mine.prefetch_bytes == 0
+    assert neighbour.evict_bytes == 2 * GIB
+    assert (mine.compact_bytes > 0) == (action == Action.COMPACT), "compaction leaves nothing off the card"
     metrics = np.full((1, len(METRICS)), np.nan)
     for name, value in {"q0_bytes": 20 * GIB, "card_kv_capacity_bytes": 40 * GIB, "kv_bytes": GIB,
                         "kv_idle_bytes": GIB, "page_group_bytes": GROUP}.items():  # fmt: skip
@@ -103,6 +107,37 @@ def test_compaction_gets_what_swap_out_leaves():
     assert compacting.compact_bytes == 0, "the swap-out took the whole second that the card may move in a step"
     (alone,) = plan_card([(Action.COMPACT, 1.0, 256)], [view()])
     assert alone.compact_bytes == 2 * GIB, "as many bytes as there are holes, at most one byte moved a byte freed"
+
+
+def test_prefetch_comes_before_swap_out_and_swap_out_before_compaction():
+    views = [view(link_bytes_per_s=10e9, prefetch_bytes=6e9, idle_bytes=12e9, kv_bytes=12e9), view()]
+    evicting, compacting = plan_card([(Action.EVICT, 1.0, 256), (Action.COMPACT, 1.0, 256)], views)
+    assert evicting.prefetch_bytes == pytest.approx(6e9, abs=2), "a second a step: 10 GB over the link"
+    assert evicting.evict_bytes == pytest.approx(4e9, abs=2)
+    assert compacting.compact_bytes == 0
+    (holding,) = plan_card([(Action.HOLD, 1.0, 256)], [view(link_bytes_per_s=1e9, prefetch_bytes=6e9)])
+    assert holding.prefetch_bytes == pytest.approx(1e9, abs=2), "it needs no action to be commanded"
+
+
+def test_decode_gaps_bound_what_a_card_moves_in_a_step():
+    settings = EffectSettings(movement_share=0.5, gap_ms=4.0)
+    slow = view(link_bytes_per_s=10e9, idle_bytes=40e9, iteration_s=0.04)
+    (command,) = plan_card([(Action.EVICT, 1.0, 256)], [slow], settings=settings)
+    assert command.evict_bytes == pytest.approx(2e9, abs=2), "50 gaps of 4 ms: 0.2 s"
+    (halved,) = plan_card([(Action.EVICT, 1.0, 256)], [slow], scale=0.5, settings=settings)
+    assert halved.evict_bytes == pytest.approx(1e9, abs=2)
+    both = plan_card([(Action.EVICT, 1.0, 256), (0, 1.0, 256)], [slow, view(iteration_s=0.08)], settings=settings)
+    assert both[0].evict_bytes == pytest.approx(1e9, abs=2), "the neighbour has half as many gaps"
+    for iteration_s in (0.0, 0.004):
+        still = view(link_bytes_per_s=10e9, idle_bytes=40e9, iteration_s=iteration_s)
+        (whole,) = plan_card([(Action.EVICT, 1.0, 256)], [still], settings=settings)
+        assert whole.evict_bytes == pytest.approx(10e9, abs=2), "nothing decodes, or fast: only the step bounds"
+
+
+def test_the_gap_comes_from_the_metrics_offline():
+    metrics = np.full((2, len(METRICS)), np.nan)
+    metrics[0, COLUMN["iteration_s"]] = 0.05
+    assert views_of(metrics, np.array([0, 0]), np.zeros(2, np.uint8)).iteration_s.tolist() == [0.05, 0.0]
 
 
 def test_nothing_is_compacted_when_no_page_group_can_be_gained():
@@ -140,6 +175,8 @@ worker = st.builds(
     swap_allowed=st.booleans(),
     host_free_bytes=st.sampled_from([0.0, 5e9, float("inf")]),
     link_bytes_per_s=st.sampled_from([0.0, 1e9, 25e9]),
+    iteration_s=st.sampled_from([0.0, 0.003, 0.04, 0.3]),
+    prefetch_bytes=st.sampled_from([0.0, 1e9, 20e9]),
 )
 target = st.tuples(st.integers(0, 4), st.sampled_from([1.0, 1.3, 1.6]), st.integers(4, 1024))
 
@@ -161,7 +198,7 @@ def test_offline_replay_and_live_actuator_give_the_same_commands(fleet, scale):
         views,
         np.full(len(fleet), scale),
     )
-    for name in ("soft_bytes", "hard_bytes", "evict_bytes", "compact_bytes"):
+    for name in ("soft_bytes", "hard_bytes", "evict_bytes", "compact_bytes", "prefetch_bytes"):
         np.testing.assert_allclose(
             getattr(whole, name), [getattr(one, name) for one in live], rtol=1e-12, atol=1.0, err_msg=name
         )

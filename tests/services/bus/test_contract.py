@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from services.bus.api import Bus, Delivery, KvEntry, Message, PullConsumer
-from services.errors import Conflict
+from services.errors import BusError, Conflict
 from tests.services.bus.collect import Collector
 from tests.services.bus.conftest import MakeBus
 
@@ -325,3 +325,53 @@ async def test_an_object_of_many_chunks_comes_back_whole(make_bus: MakeBus) -> N
     assert await reader.object_get("w", "weights-1") == data
     await writer.object_put("w", "weights-1", b"replaced")
     assert await reader.object_get("w", "weights-1") == b"replaced"
+
+
+async def test_a_watch_with_wildcards_gives_every_kept_revision_of_every_key(make_bus: MakeBus) -> None:
+    writer, watcher = await make_bus(), await make_bus()
+    await writer.kv_put("b", "mode", b"1")
+    await writer.kv_put("b", "mode.worker.w_2f0", b"2")
+    await writer.kv_put("b", "mode", b"3")
+    assert [(e.key, e.value, e.revision) for e in await watcher.kv_history("b")] == [
+        ("mode", b"1", 1),
+        ("mode.worker.w_2f0", b"2", 2),
+        ("mode", b"3", 3),
+    ]
+    assert [e.revision for e in await watcher.kv_history("b", "mode")] == [1, 3]
+    assert await watcher.kv_history("b", "absent") == []
+    async with asyncio.timeout(5):
+        seen: list[KvEntry] = []
+        async for entry in watcher.kv_watch("b", ">"):
+            seen.append(entry)
+            if len(seen) == 3:
+                await writer.kv_put("b", "pause", b"4")
+            if len(seen) == 4:
+                break
+    assert [(e.key, e.revision) for e in seen][2:] == [("mode", 3), ("pause", 4)]
+
+
+async def test_a_stream_is_read_without_a_place_of_ones_own(bus: Bus) -> None:
+    await make_stream(bus)
+    assert await bus.stream_span("absent") is None
+    assert [one async for one in bus.stream_read("S", "s.*")] == []
+    for k in range(6):
+        await bus.publish_stream(f"s.{k % 2}", bytes([k]), message_id=str(k))
+    await bus.flush_stream(5)
+    assert await bus.stream_span("S") == (1, 6)
+    every = [one async for one in bus.stream_read("S", "s.*")]
+    assert bodies(every) == [bytes([k]) for k in range(6)]
+    assert [one.stream_sequence for one in every] == [1, 2, 3, 4, 5, 6]
+    assert bodies([one async for one in bus.stream_read("S", "s.1", start_sequence=3)]) == [b"\x03", b"\x05"]
+    assert [one async for one in bus.stream_read("S", "s.*", since_ns=every[-1].stored_ns + 10**9)] == []
+    assert len([one async for one in bus.stream_read("S", "s.*", since_ns=every[0].stored_ns - 10**9)]) == 6
+    followed: list[Delivery] = []
+    async with asyncio.timeout(5):
+        async for one in bus.stream_read("S", "s.*", start_sequence=6, follow=True):
+            followed.append(one)
+            if len(followed) == 1:
+                await bus.publish_stream("s.0", b"new", message_id="new")
+            else:
+                break
+    assert bodies(followed) == [b"\x05", b"new"]
+    with pytest.raises(BusError):
+        _ = [one async for one in bus.stream_read("absent", "s.*")]

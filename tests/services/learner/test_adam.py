@@ -1,33 +1,31 @@
-"""The learner's Adam is torch's, without what torch's brings along."""
+"""The learner's Adam is that of the paper."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
+import numpy as np
 import torch
 
 from services.learner.adam import Adam
 
+LEARNING_RATE, EPS = 0.01, 1e-5
 
-def test_steps_are_those_of_torch() -> None:
+
+def test_steps_are_those_of_the_paper() -> None:
+    """Kingma and Ba 2015, algorithm 1, in double precision beside it; a gradient that changes with the parameters."""
     generator = torch.Generator().manual_seed(0)
-    start = [torch.randn(3, 4, generator=generator), torch.randn(4, generator=generator)]
-    ours, theirs = ([one.clone().requires_grad_() for one in start] for _ in range(2))
-    own = Adam(ours, learning_rate=0.01, eps=1e-5)
-    right = torch.optim.Adam(theirs, lr=0.01, eps=1e-5, fused=True)
-    for _ in range(5):
-        for parameters, optimizer in ((ours, own), (theirs, right)):
-            optimizer.zero_grad()
-            (parameters[0].square().sum() + (parameters[0].sum(0) * parameters[1]).sum()).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-def test_a_learner_does_not_load_torchs_compiler() -> None:
-    code = (
-        "import sys; from services.learner.settings import Settings; from services.learner.training import Trainer\n"
-        "Trainer(Settings()); print('torch._dynamo' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False", "it costs seconds of every start"
+    ours = [torch.randn(*shape, generator=generator).requires_grad_() for shape in ((3, 4), (4,))]
+    theirs = [one.detach().numpy().astype(np.float64) for one in ours]
+    means, squares = ([np.zeros_like(one) for one in theirs] for _ in range(2))
+    own = Adam(ours, learning_rate=LEARNING_RATE, eps=EPS)
+    for step in range(1, 21):
+        own.zero_grad()
+        (ours[0].square().sum() + (ours[0].sum(0) * ours[1]).sum()).backward()  # type: ignore[no-untyped-call]
+        own.step()
+        for k, gradient in enumerate((2 * theirs[0] + theirs[1], theirs[0].sum(0))):
+            means[k] = 0.9 * means[k] + 0.1 * gradient
+            squares[k] = 0.999 * squares[k] + 0.001 * gradient**2
+        for k, (mean, square) in enumerate(zip(means, squares, strict=True)):
+            unbiased = np.sqrt(square / (1 - 0.999**step))
+            theirs[k] = theirs[k] - LEARNING_RATE * mean / (1 - 0.9**step) / (unbiased + EPS)
+        for one, right in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one.detach().numpy(), right, rtol=1e-5, atol=1e-6, err_msg=f"step {step}")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.learner.replay_buffer import NO_ROW, ReplayBuffer, Rows, SumTree
+from services.learner.replay_buffer import ANY_ACTION, NO_ROW, ReplayBuffer, Rows, SumTree
 
 
 def rows(count: int, start: int = 0) -> Rows:
@@ -67,7 +67,7 @@ def test_sampling_follows_the_priorities() -> None:
     errors = np.linspace(0.1, 3.0, 10).astype(np.float32)
     buffer.update(np.arange(10), errors)
     expected = errors.astype(float) ** 0.7 / (errors.astype(float) ** 0.7).sum()
-    rng, draws = np.random.default_rng(3), 20_000
+    rng, draws = np.random.default_rng(3), 10_000
     # Batches of one: slices of one draw are not independent, and chi-square assumes they are.
     counts = np.bincount([int(buffer.sample(1, 0.5, rng).places[0]) for _ in range(draws)], minlength=10)
     chi_square = ((counts - draws * expected) ** 2 / (draws * expected)).sum()
@@ -132,6 +132,45 @@ def test_contents_survive_a_restore() -> None:
     assert np.array_equal(one.places, two.places)
     assert np.array_equal(one.weights, two.weights)
     assert np.array_equal(buffer.chain(np.arange(6), 3), other.chain(np.arange(6), 3))
+
+
+def test_masks_and_demonstrations_travel_with_their_rows() -> None:
+    buffer = ReplayBuffer(4, 1)
+    buffer.insert(rows(3), nobody(3), masks=np.array([1, 3, 7], np.uint8), demonstrated=np.array([True, False, True]))
+    buffer.insert(rows(2, 3), nobody(2))  # closes the ring: row 0 is overwritten
+    assert buffer.masks.tolist() == [ANY_ACTION, 3, 7, ANY_ACTION], "nobody said what was allowed"
+    assert buffer.demonstrated.tolist() == [False, False, True, False]
+    other = ReplayBuffer(4, 1)
+    other.restore(buffer.contents(), buffer.written, buffer.max_priority)
+    assert (other.masks == buffer.masks).all()
+    assert (other.demonstrated == buffer.demonstrated).all()
+
+
+def test_contents_from_before_demonstrations_can_be_restored() -> None:
+    buffer = ReplayBuffer(4, 1)
+    buffer.insert(rows(3), nobody(3))
+    old = {name: array for name, array in buffer.contents().items() if name not in ("masks", "demonstrated")}
+    other = ReplayBuffer(4, 1)
+    other.restore(old, 3, 1.0)
+    assert not other.demonstrated.any()
+
+
+@given(st.lists(st.floats(0.001, 100.0), min_size=1, max_size=60), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_each_draw_is_that_of_a_brute_force_sampler(priorities: list[float], seed: int) -> None:
+    """The same random numbers through a running sum over all rows: the same places, but for rounding at an edge."""
+    buffer = ReplayBuffer(len(priorities), 1, alpha=1.0, epsilon=0.0)
+    buffer.insert(rows(len(priorities)), nobody(len(priorities)))
+    buffer.update(np.arange(len(priorities)), np.array(priorities, np.float32))
+    plain = np.array(priorities, np.float32).astype(np.float64)
+    sample = buffer.sample(32, 1.0, np.random.default_rng(seed))
+    masses = (np.arange(32) + np.random.default_rng(seed).random(32)) / 32 * plain.sum()
+    running = np.cumsum(plain)
+    brute = np.minimum(np.searchsorted(running, masses, side="right"), len(plain) - 1)
+    at_an_edge = np.abs(running[np.minimum(brute, sample.places)] - masses) < 1e-9 * plain.sum()
+    assert ((sample.places == brute) | at_an_edge).all()
+    expected = plain[sample.places].min() / plain[sample.places]
+    np.testing.assert_allclose(sample.weights, expected, rtol=1e-5, err_msg="beta 1: the inverse probability")
 
 
 def test_mistakes_of_the_caller_are_value_errors() -> None:

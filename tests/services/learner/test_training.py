@@ -7,9 +7,10 @@ from schemas.actions import Action
 from schemas.features import FEATURE
 from schemas.transitions import REWARD_PARTS, TransitionBatch
 from services.errors import PolicyError
-from services.learner import dqn
+from services.learner.agent import tensors_of
 from services.learner.settings import Settings
 from services.learner.training import Trainer
+from services.learner.update import targets
 from services.qnet import QNet, digest
 from tests.services.learner.batches import batch, deliver, state
 
@@ -120,7 +121,7 @@ def test_targets_join_rows_up_to_the_first_off_policy_action(
         )
     )
     chain = trainer.intake.replay.chain(np.array([0]), 3)
-    assert trainer._targets(chain).item() == pytest.approx(expected)
+    assert targets(trainer.agent, trainer.intake.replay, chain, trainer.settings).item() == pytest.approx(expected)
 
 
 def test_updates_are_owed_per_transition_and_only_after_the_warm_up() -> None:
@@ -180,7 +181,7 @@ def test_unfit_weights_are_not_published_and_the_agent_returns_to_sound_ones() -
     with pytest.raises(PolicyError):
         trainer.make_candidate()
     assert digest(trainer.agent.online.save()) != ""
-    restored = dqn.tensors_of(trainer.agent)
+    restored = tensors_of(trainer.agent)
     expected = QNet.load(sound.data).state_dict()
     assert all(np.array_equal(restored[f"online.{name}"], t.numpy()) for name, t in expected.items())
 
@@ -216,7 +217,7 @@ def test_a_restored_learner_goes_on_where_the_checkpoint_was_written(keep_rows: 
         trainer.learn()
     assert one.agent.updates == other.agent.updates
     if keep_rows:
-        ours, theirs = dqn.tensors_of(one.agent), dqn.tensors_of(other.agent)
+        ours, theirs = tensors_of(one.agent), tensors_of(other.agent)
         assert all(np.array_equal(ours[name], theirs[name]) for name in ours), "not one bit differs"
 
 

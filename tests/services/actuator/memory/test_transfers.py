@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from schemas.engine import Receipt
+from schemas.movement import Moved
 from services.actuator.memory.arrays import Arena, PrivateArena
 from services.actuator.memory.errors import BadMoves
 from services.actuator.memory.geometry import Geometry
@@ -124,6 +126,23 @@ def test_the_ledger_adds_up_by_kind_and_path() -> None:
     assert ledger.bytes_by_asker == {"evict-1": 1_000_000, "evict-2": 3_000_000, "compact-1": 5_000_000}
     assert (ledger.groups_freed, ledger.moved_bytes, ledger.lower_bound_bytes) == (3, 5_000_000, 4_000_000)
     assert (ledger.dropped_moves, ledger.longest_pause_us) == (1, 80.0)
+
+
+def test_what_became_of_an_action_is_counted_with_its_transfers() -> None:
+    ledger = Ledger()
+    moved = (
+        Transfer("move", "a@7.1", 4_096, 1, "batch", 0.5, 0.25).moved(scale=512),
+        Moved("out", "batch", 8_192, 2, 0.5, 0.0, "engine", 512),
+    )
+    ledger.effect(
+        Receipt("a@7.1", True, 0, 1.0, 0, 0, 0, 0, compacted_bytes=2 << 20, pages_freed=3, pause_us=9.0,
+                lower_bound_bytes=1 << 20, dropped_moves=1, moved=moved)
+    )  # fmt: skip
+    ledger.effect(Receipt("b@7.1", True, 0, 1.0, 0, 0, 0, 0, evicted_bytes=4 << 20))
+    assert ledger.bytes_by_asker == {"actuator": 4_096, "engine": 8_192}, "no sum for each action there ever was"
+    assert ledger.transfers["move", "batch"].queue_s == 0.25
+    assert (ledger.compactions, ledger.groups_freed, ledger.moved_bytes) == (1, 3, 2 << 20)
+    assert (ledger.lower_bound_bytes, ledger.dropped_moves, ledger.longest_pause_us) == (1 << 20, 1, 9.0)
 
 
 def test_a_rate_is_payload_over_time() -> None:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from schemas.engine import Description, Move, Prepare, Receipt, Ticket
 from services.actuator.engines.loopback import LoopbackEngine
-from services.actuator.memory.errors import BadGeometry, BadMoves, IllegalTransition, UnknownTicket
+from services.actuator.memory.errors import BadGeometry, BadMoves, IllegalTransition, SegmentGone, UnknownTicket
 from services.actuator.memory.geometry import Geometry
+from services.actuator.memory.receipts import Transfer
 from services.actuator.memory.relocation import Relocation, Relocator
 from services.errors import EngineRefused, EngineUnreachable
 
@@ -74,10 +75,11 @@ class FakeAttachment:
         self.error: Exception | None = None
         self.closed = 0
 
-    def copy(self, ticket: int, moves: NDArray[np.int64]) -> None:
+    def copy(self, ticket: int, moves: NDArray[np.int64], asked_by: str = "") -> Transfer:
         if self.error is not None:
             raise self.error
         self.copied.append(moves.tolist())
+        return Transfer("move", asked_by, moves.shape[0] * self.geometry.block_bytes, moves.shape[0], "fake", 0.5)
 
     def close(self) -> None:
         self.closed += 1
@@ -131,6 +133,19 @@ async def test_prepare_copy_commit() -> None:
     once = ["prepare until 2000000000", "commit 9"]
     assert engine.asked == ["describe", *once, *once], "the arena is opened once, the lease is by the engine's clock"
     assert attachment.copied == [[[0, 70], [3, 71]]] * 2
+
+
+async def test_a_lease_on_the_engines_clock_is_taken_as_it_is_and_the_transfer_is_kept() -> None:
+    engine = FakeEngine(ticket((0, 70), (3, 71)))
+    moving = Relocator(engine, lambda said: FakeAttachment())
+    done = await moving.relocate(budget_bytes=1, action_id="a", lease_ns=7)
+    assert done is not None
+    assert engine.asked[1] == "prepare until 7"
+    assert done.transfer == Transfer("move", "a", 4 << 20, 2, "fake", 0.5)
+    engine.late_until_ns = 60_000_000_000
+    with pytest.raises(EngineRefused, match="late"):
+        await moving.relocate(budget_bytes=1, lease_ns=7)
+    assert engine.asked.count("prepare until 7") == 2, "no lease but the command's"
 
 
 async def test_a_clock_heard_of_long_ago_is_not_trusted_with_a_lease() -> None:
@@ -194,3 +209,37 @@ async def test_an_arena_that_is_cut_otherwise_than_described_is_not_used() -> No
     with pytest.raises(BadGeometry) as caught:
         await Relocator(FakeEngine(ticket((0, 70))), lambda said: attachment).relocate(budget_bytes=1)
     assert (caught.value.found, attachment.closed) == (4096, 1)
+
+
+async def test_a_scaled_down_arena_is_cut_as_the_model_is() -> None:
+    engine = FakeEngine(ticket((0, 70)))
+    plain = await LoopbackEngine("n0/0/w0").describe()  # blocks of 2 MiB, groups of 128 MiB
+    engine.described = msgspec.structs.replace(plain, handle="arena", arena_scale=512)
+    moving = Relocator(engine, lambda said: FakeAttachment(Geometry(4096, 64, 4)))
+    done = await moving.relocate(budget_bytes=1)
+    assert done is not None
+    assert moving.scale == 512
+    for cut, found in ((Geometry(2048, 64, 4), 2048), (Geometry(4096, 32, 4), 4096 * 32)):
+        with pytest.raises(BadGeometry, match="at a scale of 512") as caught:
+            await Relocator(engine, lambda said, cut=cut: FakeAttachment(cut)).relocate(budget_bytes=1)
+        assert caught.value.found == found
+    engine.described = msgspec.structs.replace(plain, handle="arena", arena_scale=0)
+    with pytest.raises(BadGeometry, match="arena_scale"):
+        await Relocator(engine, lambda said: FakeAttachment()).relocate(budget_bytes=1)
+
+
+async def test_an_arena_that_vanished_is_looked_for_anew() -> None:
+    engine, attached = FakeEngine(ticket((0, 70))), []
+
+    def attach(said: Description) -> FakeAttachment:
+        attached.append(FakeAttachment())
+        return attached[-1]
+
+    moving = Relocator(engine, attach)
+    await moving.relocate(budget_bytes=1)
+    attached[0].error = SegmentGone("arena", 0, 1)
+    with pytest.raises(SegmentGone):
+        await moving.relocate(budget_bytes=1)
+    assert (engine.asked[-1], attached[0].closed) == ("abort 9", 1)
+    await moving.relocate(budget_bytes=1)
+    assert len(attached) == 2

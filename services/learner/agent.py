@@ -1,0 +1,120 @@
+"""What training changes: the networks, the optimiser's moments and the count of updates.
+
+All weights of a network lie in one vector, of which the layers' tensors are views, and so do the gradients. The
+optimiser, the gradient's norm and Polyak's step then are one operation each instead of one a tensor, and at
+these sizes what an operation costs is its call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.errors import PolicyError
+from services.learner.adam import MOMENTS, Adam
+from services.qnet import QNet
+
+
+class Agent(msgspec.Struct):
+    """The networks and what moves them."""
+
+    online: QNet
+    target: QNet
+    """Without a risk head: nothing is bootstrapped from it."""
+    vector: torch.Tensor
+    """float32 [weights]: the online network's, Q's first and the risk head's after them."""
+    gradient: torch.Tensor
+    """float32 [weights]."""
+    target_vector: torch.Tensor
+    """float32 [weights of Q]."""
+    optimizer: Adam
+    updates: int = 0
+
+
+def make_agent(
+    hidden: tuple[int, ...],
+    learning_rate: float,
+    seed: int,
+    start: QNet | None = None,
+    *,
+    risk_size: int = 0,
+) -> Agent:
+    """A fresh agent; ``start`` gives the network to begin with instead of random weights."""
+    return agent_of(
+        start or QNet(hidden, risk_size=risk_size, generator=torch.Generator().manual_seed(seed)), learning_rate
+    )
+
+
+def agent_of(online: QNet, learning_rate: float) -> Agent:
+    """The agent that trains ``online``, in place, from its present weights."""
+    target = QNet(online.sizes, inputs=online.inputs, actions=online.actions)
+    vector, target_vector = _bound(online), _bound(target)
+    target_vector.copy_(vector[: target_vector.numel()])
+    target.requires_grad_(False)
+    gradient = torch.zeros_like(vector)
+    for parameter, view in zip(online.parameters(), _views(gradient, online), strict=True):
+        parameter.grad = view
+    vector.grad = gradient
+    optimizer = Adam([vector], learning_rate=learning_rate, eps=1e-5)
+    return Agent(online, target, vector, gradient, target_vector, optimizer)
+
+
+def tensors_of(agent: Agent) -> dict[str, NDArray[np.float32]]:
+    """Every tensor of the agent by name: ``online.*``, ``target.*`` and Adam's moments ``adam.*``."""
+    out = {
+        f"{part}.{name}": tensor.detach().numpy().copy()
+        for part, net in (("online", agent.online), ("target", agent.target))
+        for name, tensor in net.state_dict().items()
+    }
+    moments = agent.optimizer.state.get(agent.vector, {})
+    for moment, vector in moments.items():
+        views = [vector] * len(list(agent.online.parameters())) if moment == "step" else _views(vector, agent.online)
+        for (name, _), view in zip(agent.online.named_parameters(), views, strict=True):
+            out[f"adam.{name}.{moment}"] = np.atleast_1d(view.numpy()).astype(np.float32)
+    return out
+
+
+def restore_agent(agent: Agent, tensors: Mapping[str, NDArray[np.float32]], updates: int) -> None:
+    """Take over :func:`tensors_of`; PolicyError when one is missing, of another shape or not finite."""
+    for name, tensor in tensors.items():
+        if not np.isfinite(tensor).all():
+            raise PolicyError(f"checkpoint: {name} has values that are not finite")
+    try:
+        for part, net in (("online", agent.online), ("target", agent.target)):
+            prefix = f"{part}."
+            state = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            net.load_state_dict({name: torch.from_numpy(t.copy()) for name, t in state.items()})
+        if updates:
+            names = [name for name, _ in agent.online.named_parameters()]
+            agent.optimizer.state[agent.vector] = {
+                moment: _joined([tensors[f"adam.{name}.{moment}"] for name in names])
+                if moment != "step"
+                else torch.tensor(float(tensors[f"adam.{names[0]}.step"][0]))
+                for moment in MOMENTS
+            }
+    except (RuntimeError, KeyError) as error:
+        raise PolicyError(f"checkpoint: {error}") from error
+    agent.updates = updates
+
+
+def _bound(net: QNet) -> torch.Tensor:
+    """One vector with the network's weights, which become views of it."""
+    vector = torch.cat([one.detach().reshape(-1) for one in net.parameters()])
+    for parameter, view in zip(net.parameters(), _views(vector, net), strict=True):
+        parameter.data = view
+    return vector
+
+
+def _views(vector: torch.Tensor, net: QNet) -> list[torch.Tensor]:
+    sizes = [one.numel() for one in net.parameters()]
+    return [
+        part.view(one.shape) for part, one in zip(torch.split(vector, sizes), net.parameters(), strict=True)
+    ]
+
+
+def _joined(parts: list[NDArray[np.float32]]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([part.ravel() for part in parts]))

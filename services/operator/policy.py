@@ -1,0 +1,177 @@
+"""`tidegate policy`: which policies there are, which acts, and moving the champion by hand."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TextIO
+
+import msgspec
+import numpy as np
+
+from schemas.config import KEY_PIN, PinOrder, read_order
+from schemas.features import FEATURE_HASH
+from schemas.policies import KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer
+from schemas.subjects import BUCKET_CONFIG, BUCKET_POLICY, BUCKET_WEIGHTS
+from services import qweights
+from services.bus import Bus, KvEntry
+from services.decision.book import admit_network, admit_rule
+from services.decision.heuristic import HeuristicSettings
+from services.decision.modes import stands
+from services.errors import PolicyError, UserError
+from services.operator.changes import by, checked, order, put, told, what
+from services.operator.session import expiry_ns, shown_time, table, who
+
+KINDS = ("heuristic", "static", "fixed")
+
+
+async def list_policies(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
+    """Every pointer that is or was, newest first."""
+    rows = []
+    for key in (KEY_CHAMPION, KEY_CANDIDATE):
+        history = list(reversed(await bus.kv_history(BUCKET_POLICY, key)))
+        for place, entry in enumerate(history):
+            pointer = _read(entry)
+            role = key if place == 0 else f"former {key}"
+            if pointer is None:
+                rows.append([role, "-", "-", str(entry.revision), "-", "-", told(key, entry.value)])
+                continue
+            judged = ", ".join(f"{k} {v:.4g}" for k, v in sorted(pointer.evaluation.items())) or "-"
+            rows.append([role, pointer.version, pointer.kind, str(entry.revision),
+                         shown_time(pointer.when_ns or pointer.created_ns), judged,
+                         f"{pointer.who}: {pointer.why}" if pointer.who else "the loop itself"])  # fmt: skip
+    if rows:
+        out.write(table(["role", "version", "kind", "revision", "since", "evaluation", "by"], rows))
+    else:
+        out.write("no pointers in tg_policy: the heuristic acts\n")
+    pinned = await _pin(bus)
+    if pinned is not None:
+        out.write(f"pin: {what(pinned)}{by(pinned)}\n")
+    return 0
+
+
+async def show(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
+    """A pointer, and the network that it names."""
+    pointer, revision = await _find(bus, options.version)
+    fields = msgspec.to_builtins(pointer)
+    fields["created"] = shown_time(pointer.created_ns)
+    out.write(f"{pointer.version} ({pointer.kind})" + (f", revision {revision}" if revision else "") + "\n")
+    for name in ("parent", "transitions", "evaluation", "created", "who", "why", "sha256", "feature_hash"):
+        out.write(f"  {name}: {fields[name] or '-'}\n")
+    if pointer.kind == "dqn":
+        data = await bus.object_get(BUCKET_WEIGHTS, pointer.version)
+        if data is None:
+            out.write(f"  weights: not in {BUCKET_WEIGHTS}\n")
+        else:
+            try:
+                admit_network(pointer, data)
+                weights = qweights.load(data)
+            except PolicyError as error:
+                out.write(f"  weights: {len(data)} bytes, refused: {error}\n")
+            else:
+                sizes = "-".join(map(str, weights.hidden))
+                out.write(f"  weights: {len(data)} bytes, hidden layers {sizes}, valid here\n")
+    return 0
+
+
+async def promote(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
+    """Make a policy the champion; UserError when it could not act."""
+    pointer, _ = await _find(bus, options.version)
+    return await _move(bus, pointer, options, out)
+
+
+async def rollback(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
+    """Point back to the last champion of another version."""
+    former = [_read(entry) for entry in reversed(await bus.kv_history(BUCKET_POLICY, KEY_CHAMPION))]
+    now = former[0].version if former and former[0] is not None else ""
+    for pointer in former:
+        if pointer is not None and pointer.version != now:
+            return await _move(bus, pointer, options, out)
+    raise UserError(f"policy rollback: found no champion before {now or 'this one'} in the bucket's history")
+
+
+async def pin(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
+    """Promote a version if it is not the champion, and forbid examiners to move it."""
+    now_ns = time.time_ns()
+    if options.clear:
+        if options.version:
+            raise UserError("policy pin: found a version beside --clear, expected one or the other")
+        version = ""
+    else:
+        champion = await bus.kv_get(BUCKET_POLICY, KEY_CHAMPION)
+        held = _read(champion) if champion is not None else None
+        version = options.version or (held.version if held else "heuristic")
+        if held is None or held.version != version:
+            pointer, _ = await _find(bus, version)
+            await _move(bus, pointer, argparse.Namespace(**{**vars(options), "revision": None}), out)
+            version = pointer.version
+    new = checked(
+        PinOrder, active=not options.clear, version=version, who=who(options), when_ns=now_ns, why=options.why,
+        expires_ns=expiry_ns(options.ttl, now_ns),
+    )  # fmt: skip
+    return await order(bus, KEY_PIN, new, options, out)
+
+
+async def _move(bus: Bus, pointer: PolicyPointer, options: argparse.Namespace, out: TextIO) -> int:
+    await _check(bus, pointer)
+    pinned = await _pin(bus)
+    if pinned is not None and pinned.version != pointer.version and options.what != "pin":
+        raise UserError(f"the champion is {what(pinned)}{by(pinned)}: tidegate policy pin --clear first")
+    new = msgspec.structs.replace(pointer, who=who(options), why=options.why, when_ns=time.time_ns())
+    before, revision = await put(bus, BUCKET_POLICY, KEY_CHAMPION, msgspec.json.encode(new), options.revision)
+    out.write(f"champion: {what(new)}{by(new)} (revision {revision})\n")
+    if before is not None and before.value is not None:
+        out.write(f"before: {told(KEY_CHAMPION, before.value)} (revision {before.revision})\n")
+    return 0
+
+
+async def _find(bus: Bus, name: str) -> tuple[PolicyPointer, int]:
+    """The pointer of a role, a version or a rule, and its revision (0: none points there). UserError."""
+    for key in (KEY_CHAMPION, KEY_CANDIDATE):
+        for place, entry in enumerate(reversed(await bus.kv_history(BUCKET_POLICY, key))):
+            pointer = _read(entry)
+            if pointer is not None and (pointer.version == name or (name == key and place == 0)):
+                return pointer, entry.revision
+    kind = "fixed" if name.startswith("fixed:") else name
+    if kind in KINDS:
+        return PolicyPointer(version=name, kind=kind), 0  # type: ignore[arg-type]  # one of KINDS
+    data = await bus.object_get(BUCKET_WEIGHTS, name)
+    if data is None:
+        raise UserError(
+            f"policy {name!r}: found neither a pointer in {BUCKET_POLICY} nor weights in {BUCKET_WEIGHTS}, expected "
+            f"champion, candidate, a version of `tidegate policy list`, or one of {', '.join(KINDS)}:RHO"
+        )
+    return PolicyPointer(version=name, kind="dqn", sha256=qweights.digest(data), feature_hash=FEATURE_HASH), 0
+
+
+async def _check(bus: Bus, pointer: PolicyPointer) -> None:
+    """UserError when decision would refuse it."""
+    try:
+        if pointer.kind == "dqn":
+            data = await bus.object_get(BUCKET_WEIGHTS, pointer.version)
+            if data is None:
+                raise PolicyError(f"policy {pointer.version!r}: no such object in {BUCKET_WEIGHTS}")
+            admit_network(pointer, data)
+        else:
+            admit_rule(pointer, HeuristicSettings(), np.random.default_rng(0))
+    except PolicyError as error:
+        raise UserError(f"nothing was changed: {error}") from None
+
+
+async def _pin(bus: Bus) -> PinOrder | None:
+    """The pin that stands now."""
+    entry = await bus.kv_get(BUCKET_CONFIG, KEY_PIN)
+    if entry is None or entry.value is None:
+        return None
+    try:
+        found = read_order(KEY_PIN, entry.value)
+    except ValueError:
+        return None
+    return found if isinstance(found, PinOrder) and stands(found, time.time_ns()) else None
+
+
+def _read(entry: KvEntry) -> PolicyPointer | None:
+    try:
+        return None if entry.value is None else msgspec.json.decode(entry.value, type=PolicyPointer)
+    except msgspec.DecodeError:
+        return None
