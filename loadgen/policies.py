@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict
 
 import msgspec
 
@@ -22,6 +22,37 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     control: Control = "hold"
     rho: float = 1.0
     meaning: str = ""
+    admission: str = "fcfs"
+    """A name that :func:`admission_named` knows."""
+
+
+class Admission(TypedDict):
+    """The fields of :class:`EngineMode` that an admission's name stands for."""
+
+    order: Literal["fcfs", "deadline"]
+    running_cap: bool
+    shed: bool
+
+
+ADMISSIONS: Final = tuple(
+    order + suffix for order in ("fcfs", "deadline") for suffix in ("", "_cap", "_shed", "_cap_shed")
+)
+"""Order, AIMD running cap and shedding, each with each (DESIGN section 7)."""
+
+
+def admission_named(name: str) -> Admission:
+    """What the name switches on in an :class:`EngineMode`; ValueError for an unknown one."""
+    if name not in ADMISSIONS:
+        raise ValueError(f"admission {name!r}: expected one of {', '.join(ADMISSIONS)}")
+    return Admission(
+        order="deadline" if name.startswith("deadline") else "fcfs", running_cap="_cap" in name, shed="_shed" in name
+    )
+
+
+def with_admission(spec: PolicySpec, admission: str) -> PolicySpec:
+    """The same policy on engines that admit so; its name stays, ``admission`` tells them apart."""
+    mode = msgspec.structs.replace(spec.mode, **admission_named(admission))
+    return msgspec.structs.replace(spec, mode=mode, admission=admission)
 
 
 def policy_named(name: str) -> PolicySpec:

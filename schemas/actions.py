@@ -58,7 +58,11 @@ class MaskReason(enum.IntEnum):
 
 
 class Hold(enum.IntEnum):
-    """Why a worker is held: it gets action 0 with this reason, which renews its lease. 0 = it is not."""
+    """Why a worker is held: it gets action 0 with this reason, which renews its lease. 0 = it is not. Append only.
+
+    Those in ``OPERATOR_HOLDS`` are an operator's word, not a doubt about the state: but for MODE_OFF, what the policy
+    would have done stands beside them. An override may name another action than 0.
+    """
 
     NONE = 0
     WINDOW_FILLING = 1
@@ -68,10 +72,20 @@ class Hold(enum.IntEnum):
     FEATURE_TABLE_MISMATCH = 5
     MODE_OFF = 6
     PAUSED = 7
+    SHADOW = 8
+    OVERRIDE = 9
+    KILLED = 10
+
+
+OPERATOR_HOLDS: Final = frozenset({Hold.MODE_OFF, Hold.PAUSED, Hold.SHADOW, Hold.OVERRIDE, Hold.KILLED})
+OPERATOR: Final = "operator"
+"""Behaviour policy of rows that an operator's word decided: their action is not the acting policy's."""
 
 
 class ShadowDecisions(msgspec.Struct, frozen=True, array_like=True):
-    """What a policy that does not act would have done; rows of held workers mean nothing."""
+    """What a policy that does not act would have done; rows held for a doubt about their state mean nothing. In a
+    message with rows that an operator holds, the acting policy is among the shadows, without its Q values: those are
+    the message's own."""
 
     policy: str
     actions: bytes
@@ -118,7 +132,8 @@ class ActionBatch(msgspec.Struct, frozen=True, array_like=True):
     holds: bytes
     """uint8 [workers]: a :class:`Hold` each."""
     q_values: bytes = b""
-    """float32 [workers, actions], empty when the policy has none; rows of held workers mean nothing."""
+    """float32 [workers, actions] of the acting policy, empty when it has none; rows held for a doubt about their
+    state mean nothing."""
     shadows: tuple[ShadowDecisions, ...] = ()
 
 
@@ -207,9 +222,9 @@ def actions_of(batch: ActionBatch) -> list[WorkerAction]:
             batch.masks[k],
             reasons[k],
             batch.holds[k],
-            () if batch.holds[k] else q_values[k],
+            () if _silent(batch.holds[k]) else q_values[k],
             ()
-            if batch.holds[k]
+            if _silent(batch.holds[k])
             else tuple(
                 ShadowDecision(shadow.policy, shadow.actions[k], q[k])
                 for shadow, q in zip(batch.shadows, shadow_q, strict=True)
@@ -217,6 +232,11 @@ def actions_of(batch: ActionBatch) -> list[WorkerAction]:
         )
         for k, worker in enumerate(batch.workers)
     ]
+
+
+def _silent(hold: int) -> bool:
+    """Whether nothing is recommended for a worker: its state is in doubt, or an operator turned Tidegate off."""
+    return hold == Hold.MODE_OFF or (hold != Hold.NONE and hold not in OPERATOR_HOLDS)
 
 
 def action_batch(

@@ -29,6 +29,11 @@ class PolicyPointer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Transitions the policy has learned from."""
     evaluation: dict[str, float] = {}
     created_ns: int = 0
+    who: str = ""
+    """Who moved the pointer here; empty: a learner or an examiner, by its own rules."""
+    why: str = ""
+    when_ns: int = 0
+    """Wall clock of the move."""
 
 
 HEURISTIC_POINTER: Final = PolicyPointer(version=HEURISTIC, kind="heuristic")

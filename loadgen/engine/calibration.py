@@ -8,7 +8,9 @@ The first line is max(compute, weight traffic); the live KV tokens are the KV tr
 relative errors) to the per-iteration sums of measured vLLM kernels that aiconfigurator publishes (Apache-2.0);
 the figures stand here, the data files are read only to recompute the errors. Llama-3.1-70B 4-bit is measured
 nowhere: attention from the measured 70B rows, the decode GEMM's floor scaled by weight bytes (38 of 141 GB), the
-prefill GEMM as for bf16, which has the same FLOPs. It is extrapolated and has no error figure.
+prefill GEMM as for bf16, which has the same FLOPs. Qwen2.5-14B is the 8B model's row times ratios of the two
+shapes: weight streaming by weight bytes, GEMM per token by matrix parameters, decode attention by layers (KV heads
+and their size are the same), prefill attention by layers x heads. Both are extrapolated and have no error figure.
 """
 
 from __future__ import annotations
@@ -66,8 +68,15 @@ class IterationTime(msgspec.Struct, frozen=True):
 
 _8B: Final = "Llama-3.1-8B"
 _70B: Final = "Llama-3.1-70B-4bit"
+_14B: Final = "Qwen2.5-14B"
 _Q4: Final = 38.0 / 141.1
 """Weight bytes of the 4-bit model over those of the measured bf16 one."""
+_BYTES_14B: Final = 29.5 / 16.06
+_PARAMETERS_14B: Final = 13.99 / 7.50
+"""Matrix parameters, embeddings left out: 14B over 8B."""
+_LAYERS_14B: Final = 48 / 32
+_HEADS_14B: Final = 48 * 40 / (32 * 32)
+"""Layers x query heads, 14B over 8B."""
 
 ITERATION_TIMES: Final[dict[tuple[str, str], IterationTime]] = {
     ("A100-80G", _8B): IterationTime(
@@ -86,6 +95,19 @@ ITERATION_TIMES: Final[dict[tuple[str, str], IterationTime]] = {
         34.874 * _Q4, 0.020958, -13.381, 0.19444, 1.0027, 0.010215, 7.8454e-5, 1.0010, 0.0014121, 3.96747e-6,
         extrapolated=True),
 }  # fmt: skip
+
+
+def _as_14b(times: IterationTime) -> IterationTime:
+    """The 8B model's coefficients scaled to Qwen2.5-14B's shape."""
+    return IterationTime(
+        times.gemm_floor * _BYTES_14B, times.gemm_sequence * _PARAMETERS_14B, times.gemm_base * _PARAMETERS_14B,
+        times.gemm_token * _PARAMETERS_14B, times.decode_base * _LAYERS_14B, times.decode_sequence * _LAYERS_14B,
+        times.decode_kv_token * _LAYERS_14B, times.prefill_base * _LAYERS_14B, times.prefill_token * _HEADS_14B,
+        times.prefill_token_context * _HEADS_14B, extrapolated=True,
+    )  # fmt: skip
+
+
+ITERATION_TIMES.update({(card, _14B): _as_14b(ITERATION_TIMES[card, _8B]) for card, _ in tuple(ITERATION_TIMES)})
 
 _GPU: Final = {"A100-80G": "a100", "H100-80G": "h100", "H200-141G": "h200"}
 REFERENCE_BATCH: Final = 256

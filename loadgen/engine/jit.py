@@ -16,17 +16,21 @@ from typing import Any, Final, TypeVar, cast
 import numba
 
 import schemas
+from services.actuator import fast
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FOLDER: Final = Path(__file__).parent
 _njit: Any = numba.njit  # its stubs lack the options below
+_NO_KERNELS: Final = ("build.py", "calibration.py", "fleet.py", "report.py", "specs.py", "views.py", "warm.py")
+"""Sources that no kernel is compiled from."""
 
 
 def fingerprint() -> str:
     """Sixteen hex digits that change with numba's version, the engine's sources and the tables they compile in."""
     digest = hashlib.sha256(numba.__version__.encode())
-    tables = Path(schemas.__file__).parent
-    for source in (*sorted(_FOLDER.glob("*.py")), tables / "metrics.py", tables / "actions.py"):
+    tables, rules = Path(schemas.__file__).parent, Path(fast.__file__).parent
+    kernels = [source for source in sorted(_FOLDER.glob("*.py")) if source.name not in _NO_KERNELS]
+    for source in (*kernels, *sorted(rules.glob("*.py")), tables / "metrics.py", tables / "actions.py"):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -34,6 +34,8 @@ class CardSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Measured slack of the card's account that the guard keeps free."""
     map_page_s: float = 230e-6
     """Create and set access of one 2 MiB page (A100: 193 + 36 us)."""
+    unmap_page_s: float = 26e-6
+    """Unmap one 2 MiB page (A100)."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +94,10 @@ MODELS: Final[dict[str, ModelSpec]] = {
             name="Llama-3.1-70B-4bit", layers=80, kv_heads=8, head_dim=128, kv_dtype_bytes=2, weights_bytes=38e9,
             activation_base_bytes=0.6e9, activation_token_bytes=230e3, activation_sequence_bytes=513e3,
         ),
+        ModelSpec(
+            name="Qwen2.5-14B", layers=48, kv_heads=8, head_dim=128, kv_dtype_bytes=2, weights_bytes=29.5e9,
+            activation_base_bytes=0.5e9, activation_token_bytes=111e3, activation_sequence_bytes=608e3,
+        ),
     )
 }  # fmt: skip
 
@@ -112,6 +118,17 @@ class EngineMode(msgspec.Struct, frozen=True, kw_only=True):
     """Allocate at the lowest address; else in the page group freed into last, as a LIFO free list does."""
     load_patience: float = 4.0
     """A load may take this many times the recompute it saves: the link idles while the GPU is scarce."""
+    order: Literal["fcfs", "deadline"] = "fcfs"
+    """``deadline``: who can still meet the first-token limit first, then by deadline (``actuator.fast.admission``)."""
+    running_cap: bool = False
+    """AIMD on running requests below the commanded ceiling (``actuator.fast.running_cap``)."""
+    shed: bool = False
+    """Refuse requests that cannot meet their first-token limit any more (``actuator.fast.shedding``)."""
+    watermark: bool = False
+    """Offload idle KV above a watermark of use while the link is free (``actuator.fast.watermark``)."""
+    returns: Literal["median", "table", "oracle"] = "median"
+    """When a session is expected back: after its class's running median and its own mean; as the request table says
+    (``RequestTable.expected_think_s``); or as it truly comes."""
 
 
 class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +154,12 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Ceiling of the running cap at the start, at most 1024."""
     substep_s: float = 0.1
     client_timeouts: bool = True
+    silent_ends: bool = False
+    """Sessions end without saying so: their KV stays idle until it is evicted or dropped. False: the engine knows."""
+    transfer_failures: float = 0.0
+    """Share of link transfers that fail at their end and are repeated, 0 to 0.5."""
+    guard_s: float = 0.0002
+    """What asking the card's account takes where an engine waits for a page group (DESIGN section 4)."""
     restart_s: float = 30.0
     """From an out-of-memory crash until the engine serves again."""
     block_tokens: int = 16

@@ -52,6 +52,10 @@ CAPABILITIES: Final = ("set_quota", "evict", "sessions", "receipt")
 blocks ``compact`` comes on top, and ``prefetch`` where the fleet does not bring sessions back by itself."""
 
 
+HARD_RESERVE_BYTES: Final = 1e9
+"""Of a shared card that no hard quota hands out (the actuator's EffectSettings)."""
+
+
 class Stepper(Protocol):
     """The part of ``loadgen.engine.fleet.Fleet`` that a node needs."""
 
@@ -128,6 +132,8 @@ class Emulation:
         self.memory: NodeMemory | None = None
         """The bytes behind the blocks; whoever made them puts them here. Without, nothing can be compacted."""
         self._answered = [Order(-1, -1)] * len(workers)
+        self._caps = np.full(len(workers), np.inf)
+        """Hard quotas below what the neighbours leave, bytes."""
         self._fetches = fetches
         self._moved: dict[Kind, F8] = {"evict": np.zeros(len(workers)), "prefetch": np.zeros(len(workers))}
         """Since the start, bytes: what left the card, and what came back."""
@@ -154,7 +160,7 @@ class Emulation:
             max_running=np.array([one.max_running for one in self.quotas], np.int64),
             evict_bytes=np.array([one.take() for one in self.movements]),
             generation=np.array([one.generation for one in self.quotas], np.int64),
-            hard_bytes=np.array([float(one.hard_bytes) for one in self.quotas]),
+            hard_bytes=self._caps,
         )
         self.fleet.advance(STEP_S)
         self.step += 1
@@ -167,6 +173,8 @@ class Emulation:
         for i, movements in enumerate(self.movements):
             counters = {kind: float(moved[i]) for kind, moved in self._moved.items()}
             movements.advanced(counters, float(effects.evict_started_bytes[i]))
+            if self.t_ns >= self.quotas[i].lease_until_ns:
+                self._caps[i] = np.inf
             lapsed = self.quotas[i].expire(self.t_ns)
             if self.memory is not None:
                 self.memory.workers[i].boundary(self.t_ns, lapsed=lapsed)
@@ -214,7 +222,20 @@ class Emulation:
         # Refused commands count as well: the step was answered, and time must not wait for what will not come.
         self._answered[i] = max(self._answered[i], Order(command.boot_id, command.step))
         failure = self.quotas[i].set_quota(command, self.t_ns, int(self.metric(i, "floor_bytes")))
+        if failure is None:
+            # Up to what the neighbours leave, the fleet's guard keeps the quota itself and looks at every mapping: a
+            # copy of it that is two seconds old would only keep the worker from what a neighbour gave back since.
+            lowered = command.hard_bytes < self._left_by_neighbours(i) - self.group_bytes(i)
+            self._caps[i] = command.hard_bytes if lowered else np.inf
         return failure or self._receipt(i, command.action_id)
+
+    def _left_by_neighbours(self, i: int) -> float:
+        """Hard quota of a worker as DESIGN section 1 has it: the card's capacity less the reserve and what each
+        neighbour has mapped or must be able to map, bytes."""
+        cards = self.fleet.card_of
+        others = [k for k in range(len(self.workers)) if k != i and cards[k] == cards[i]]
+        held = sum(max(self.mapped_bytes(k), self.metric(k, "floor_bytes")) for k in others)
+        return self.metric(i, "card_kv_capacity_bytes") - held - (HARD_RESERVE_BYTES if others else 0.0)
 
     @property
     def capabilities(self) -> tuple[str, ...]:

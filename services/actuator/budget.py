@@ -1,10 +1,10 @@
 """One movement budget per card: how long the card may move KV in a step, and who gets it first.
 
-Host transfers and in-card compaction disturb decoding alike, so they draw on one budget in *seconds of
-movement per step*: prefetch first (somebody waits for it), swap-out next, compaction with what is left
-(DESIGN section 5). Two bounds make it: a share of the step, and so many milliseconds in each gap between two
-decode iterations, which is what a client feels. It halves when the card's TPOT leaves its limit and recovers
-slowly. Pure.
+Host transfers and in-card compaction draw on one budget in *seconds of movement per step*: prefetch first (somebody
+waits for it), swap-out next, compaction with what is left (DESIGN section 5). Compaction reads and writes HBM at the
+rate at which decoding does, so it has a second bound: so many milliseconds in each gap between two decode iterations,
+which is what a client feels. A copy engine on the host link takes a hundredth of that bandwidth, and a bound in the
+gap would only make it late. The budget halves when the card's TPOT leaves its limit and recovers slowly. Pure.
 """
 
 from __future__ import annotations
@@ -32,21 +32,19 @@ class Split(msgspec.Struct, frozen=True):
     compact_bytes: F8
 
 
-def seconds(step_s: float, step_share: float, gap_s: float, iteration_s: float) -> float:
-    """Seconds of movement in a step of a card at most: ``step_share`` of it, and ``gap_s`` in each decode gap.
+def in_gaps(step_s: float, gap_s: float, iteration_s: float) -> float:
+    """Seconds of compaction in a step of a card at most: ``gap_s`` in each decode gap.
 
     ``iteration_s``: the longest mean gap of the card's workers, so that none has more than ``gap_s`` in its own;
-    0: nothing decodes, or nobody knows, and only the step bounds.
+    0: nothing decodes, or nobody knows, and the whole step is there.
     """
-    whole = step_s * step_share
-    return whole if iteration_s <= 0 else min(whole, step_s / iteration_s * gap_s)
+    return step_s if iteration_s <= 0 else step_s / iteration_s * gap_s
 
 
-def card_seconds(step_s: float, step_share: float, gap_s: float, iteration_s: F8) -> F8:
-    """:func:`seconds` for many cards: float64 [cards] -> float64 [cards]."""
-    whole = step_s * step_share
+def cards_in_gaps(step_s: float, gap_s: float, iteration_s: F8) -> F8:
+    """:func:`in_gaps` for many cards: float64 [cards] -> float64 [cards]."""
     decodes = iteration_s > 0
-    return np.where(decodes, np.minimum(whole, step_s / np.where(decodes, iteration_s, 1.0) * gap_s), whole)
+    return np.where(decodes, step_s / np.where(decodes, iteration_s, 1.0) * gap_s, step_s)
 
 
 def next_scale(scale: float, over_limit: bool) -> float:
@@ -86,6 +84,7 @@ def longest(cards: NDArray[np.int64], values: F8, count: int) -> F8:
 def split(
     cards: NDArray[np.int64],
     budget_s: F8,
+    compact_s: F8,
     link_bytes_per_s: F8,
     copy_bytes_per_s: float,
     prefetch_want: F8,
@@ -94,17 +93,17 @@ def split(
 ) -> Split:
     """Deal each card's seconds out in the fixed order; workers of one kind share in proportion to their wants.
 
-    ``cards`` int64 [n] numbers each worker's card 0..c-1; ``budget_s`` float64 [c] seconds; the link's
-    rate and the wants float64 [n], bytes/s and bytes.
+    ``cards`` int64 [n] numbers each worker's card 0..c-1; ``budget_s`` float64 [c] seconds, of which
+    compaction may have ``compact_s``; the link's rate and the wants float64 [n], bytes/s and bytes.
     """
     count = len(budget_s)
     left = budget_s.astype(np.float64, copy=True)
     granted = []
-    for want, rate in ((prefetch_want, link_bytes_per_s), (evict_want, link_bytes_per_s),
-                       (compact_want, np.full(len(cards), copy_bytes_per_s))):  # fmt: skip
-        seconds = want / rate
-        asked = per_card(cards, seconds, count)
-        part = shares(asked, left)
+    copy_rate = np.full(len(cards), copy_bytes_per_s)
+    for want, rate, most in ((prefetch_want, link_bytes_per_s, np.inf), (evict_want, link_bytes_per_s, np.inf),
+                             (compact_want, copy_rate, compact_s)):  # fmt: skip
+        asked = per_card(cards, want / rate, count)
+        part = shares(asked, np.minimum(left, most))
         left -= asked * part
         granted.append(want * part[cards])
     return Split(*granted)

@@ -23,6 +23,7 @@ from services.actuator.views import Views, WorkerView
 F8 = NDArray[np.float64]
 I8 = NDArray[np.int64]
 
+INF: Final = float("inf")
 EVICT: Final = int(Action.EVICT)
 COMPACT: Final = int(Action.COMPACT)
 """As plain numbers: naming a member of an enum costs more than planning a worker (0.3 us in Python 3.11)."""
@@ -39,7 +40,7 @@ class EffectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     movement_share: float = 0.5
     """Share of a step in which a card may move KV at all, 0 to 1; halves while TPOT is beyond its limit."""
     gap_ms: float = 4.0
-    """Most milliseconds of movement in one decode gap: a tenth of a 40 ms iteration; halves likewise."""
+    """Most milliseconds of compaction in one decode gap: a tenth of a 40 ms iteration; halves likewise."""
     copy_bytes_per_s: float = 400e9
     """Rate of in-card copies, bytes/s: about a quarter of an A100's HBM, since each byte is read and written
     and decoding goes on beside it."""
@@ -126,7 +127,8 @@ def plan(
     gaps_s = budget.longest(views.cards, views.iteration_s, count)
     granted = budget.split(
         views.cards,
-        scale * budget.card_seconds(STEP_S, settings.movement_share, settings.gap_ms / 1e3, gaps_s),
+        scale * settings.movement_share * STEP_S,
+        scale * budget.cards_in_gaps(STEP_S, settings.gap_ms / 1e3, gaps_s),
         link,
         settings.copy_bytes_per_s,
         np.where(views.swap_allowed, views.prefetch_bytes, 0.0),
@@ -192,11 +194,13 @@ def _move(
     prefetch = [view.prefetch_bytes if view.swap_allowed else 0.0 for view in views]
     links = [view.link_bytes_per_s or settings.default_link_bytes_per_s for view in views]
     gap_s = max(view.iteration_s for view in views)
-    left_s = scale * budget.seconds(STEP_S, settings.movement_share, settings.gap_ms / 1e3, gap_s)
+    left_s = scale * settings.movement_share * STEP_S
+    compact_s = scale * budget.in_gaps(STEP_S, settings.gap_ms / 1e3, gap_s)
+    copy_rates = [settings.copy_bytes_per_s] * len(views)
     parts = []
-    for wants, rates in ((prefetch, links), (evict, links), (compact, [settings.copy_bytes_per_s] * len(views))):
+    for wants, rates, most_s in ((prefetch, links, INF), (evict, links, INF), (compact, copy_rates, compact_s)):
         asked_s = sum(want / rate for want, rate in zip(wants, rates, strict=True))
-        part = budget.share(asked_s, left_s)
+        part = budget.share(asked_s, min(left_s, most_s))
         left_s -= asked_s * part
         parts.append(part)
     for command, back, out, inside in zip(commands, prefetch, evict, compact, strict=True):

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from schemas.engine import AwaySession, IdleSession, Snapshot
 from schemas.identity import STEP_S
-from services.actuator import budget
 from services.actuator.account import Card, Known
 from services.actuator.effects import EVICT, EffectSettings
 from services.actuator.memory import prefetch
@@ -100,9 +99,7 @@ def returning(known: Known, budget_bytes: float, settings: EffectSettings) -> tu
 def want_back(card: Card, workers: Sequence[Known], settings: EffectSettings) -> None:
     """Set what these workers of a card are to bring back, one after the other within what the card may move: a
     session that fits into no step is not waited for with the budget of others."""
-    everyone = [one for one in card.members.values() if one is not None]
-    gap_s = max(one.view.iteration_s for one in everyone)
-    left_s = card.coming_scale * budget.seconds(STEP_S, settings.movement_share, settings.gap_ms / 1e3, gap_s)
+    left_s = card.coming_scale * settings.movement_share * STEP_S
     for known in workers:
         link = _machine(known, settings).back_bytes_per_s
         _, size = returning(known, left_s * link * (1 - 1e-9), settings)  # the sum is to fit in spite of rounding
@@ -134,6 +131,7 @@ def _away(listed: Sequence[AwaySession]) -> Away:
         size_bytes=np.array([one.bytes for one in listed], np.float64),
         tokens=np.array([one.tokens for one in listed], np.float64),
         early_s=back_s,
-        # Who is overdue for longer than a fetched session is kept would only be evicted again.
-        chance=np.where(back_s >= -PREFETCH.hold_s, 1.0, 0.0),
+        # Who is overdue is expected to be as late again, as the engine has it when it is asked who may leave: fetched
+        # now, it would be the next to go.
+        chance=np.where(back_s >= -PREFETCH.margin_s, 1.0, 0.0),
     )

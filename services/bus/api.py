@@ -38,6 +38,8 @@ class KvEntry(NamedTuple):
     key: str
     value: bytes | None
     revision: int
+    stored_ns: int = 0
+    """When it was written, wall clock of the server; only in a history."""
 
 
 class Subscription(Protocol):

@@ -165,11 +165,13 @@ class Bucket:
     def __init__(self) -> None:
         self._revision = 0
         self._entries: dict[str, deque[KvEntry]] = {}
+        self._stored_ns: dict[int, int] = {}
 
     def put(self, key: str, value: bytes) -> int:
         self._revision += 1
         history = self._entries.setdefault(key, deque(maxlen=KV_HISTORY))
         history.append(KvEntry(key, bytes(value), self._revision))
+        self._stored_ns[self._revision] = time.time_ns()
         return self._revision
 
     def last(self, key: str) -> KvEntry | None:
@@ -178,11 +180,14 @@ class Bucket:
 
     def after(self, key: str, revision: int) -> KvEntry | None:
         """The first kept revision above ``revision`` of a key, or of all keys that match its wildcards."""
-        kept = self._entries.get(key, ()) if key in self._entries else self.history(key)
+        kept = self._entries.get(key, ()) if key in self._entries else self._kept(key)
         return next((e for e in kept if e.revision > revision), None)
 
     def history(self, pattern: str) -> list[KvEntry]:
-        """The kept revisions of the keys that match, in order."""
+        """The kept revisions of the keys that match, in order, with the time of each."""
+        return [e._replace(stored_ns=self._stored_ns[e.revision]) for e in self._kept(pattern)]
+
+    def _kept(self, pattern: str) -> list[KvEntry]:
         kept = [e for key, entries in self._entries.items() if matches(pattern, key) for e in entries]
         return sorted(kept, key=lambda e: e.revision)
 

@@ -141,7 +141,7 @@ class NatsStore:
         async for one in read(self._context, f"KV_{bucket}", f"$KV.{bucket}.{key}"):
             deleted = bool(one.headers and one.headers.get("KV-Operation"))
             name = one.subject.removeprefix(f"$KV.{bucket}.")
-            entries.append(KvEntry(name, None if deleted else one.data, one.stream_sequence))
+            entries.append(KvEntry(name, None if deleted else one.data, one.stream_sequence, one.stored_ns))
         return entries
 
     async def _look(self, bucket: str, key: str, seen: int | None) -> tuple[bool, KvEntry | None]:

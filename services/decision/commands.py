@@ -71,7 +71,7 @@ class Decider:
         if shadow is not None:
             other = shadow.choose(features, mask)
             shadows.append(ShadowDecisions(shadow.name, pack(other.actions, "u1"), _q_column(other.q_values, doubts)))
-        ordered = None if standings is None else np.array([one.hold for one in standings], np.uint8)
+        ordered = None if standings is None else np.frombuffer(bytes([one.hold for one in standings]), np.uint8)
         if ordered is not None and not ordered.any():
             ordered = None
         if self._settings.epsilon > 0.0:
@@ -84,14 +84,14 @@ class Decider:
         actions, probabilities, holds = choice.actions, choice.probabilities, doubts
         if ordered is not None and standings is not None:
             told = ordered != Hold.NONE
-            actions = np.where(told, _ordered_actions(standings, mask), actions).astype(np.int8)
+            actions = np.where(told, _ordered_actions(standings, ordered, mask), actions).astype(np.int8)
             probabilities = np.where(told, 1.0, probabilities)
             # A doubt about the state stays to be seen, unless the worker is told something all the same.
             holds = np.where(told & ((doubts == 0) | (ordered >= Hold.OVERRIDE)), ordered, doubts).astype(np.uint8)
             shadows.append(ShadowDecisions(acting.name, pack(recommended, "u1")))
         rho, ceiling = targets(actions, features, classes, self._shield, choice.goal_rho)
         if ordered is not None and standings is not None:
-            self._impose(standings, rho, ceiling, rho_caps(classes, self._shield))
+            self._impose(standings, ordered, rho, ceiling, rho_caps(classes, self._shield))
         columns = _Columns(
             pack(actions, "u1"),
             pack(rho, "<f8"),
@@ -108,15 +108,17 @@ class Decider:
     def _impose(
         self,
         standings: Sequence[Standing],
+        ordered: NDArray[np.uint8],
         rho: NDArray[np.float64],
         ceiling: NDArray[np.int64],
         caps: NDArray[np.float64],
     ) -> None:
         """Write the operators' numbers over the targets [n], in place; a class's highest rho stands above them."""
-        for row, (_, hold, _, _, override) in enumerate(standings):
-            if hold in BASELINE:
-                rho[row], ceiling[row] = RHO_MIN, self._shield.max_running_start
-            elif override is not None:
+        baseline = np.isin(ordered, list(BASELINE))
+        rho[baseline], ceiling[baseline] = RHO_MIN, self._shield.max_running_start
+        for row in np.flatnonzero(ordered == Hold.OVERRIDE).tolist():
+            override = standings[row].override
+            if override is not None:
                 if override.rho is not None:
                     rho[row] = min(override.rho, caps[row])
                 if override.max_running is not None:
@@ -185,12 +187,15 @@ class _Columns(NamedTuple):
     """uint8 [n]: 1 in the rows that an operator's word decided; empty: in none."""
 
 
-def _ordered_actions(standings: Sequence[Standing], mask: NDArray[np.uint8]) -> NDArray[np.int8]:
+def _ordered_actions(
+    standings: Sequence[Standing], ordered: NDArray[np.uint8], mask: NDArray[np.uint8]
+) -> NDArray[np.int8]:
     """int8 [n]: hold, but for an override's action where the mask allows it."""
     actions = np.zeros(len(mask), np.int8)
-    for row, one in enumerate(standings):
-        if one.override is not None and one.override.action is not None:
-            action = ACTION_OF[one.override.action]
+    for row in np.flatnonzero(ordered == Hold.OVERRIDE).tolist():
+        override = standings[row].override
+        if override is not None and override.action is not None:
+            action = ACTION_OF[override.action]
             if ALLOWED[mask[row], action]:
                 actions[row] = action
     return actions

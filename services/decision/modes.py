@@ -98,21 +98,33 @@ class Modes:
 
     def standings(self, workers: Sequence[str], classes: Sequence[int], now_ns: int) -> list[Standing]:
         """What counts for each worker at wall clock ``now_ns``."""
-        kill, pause = self._live(KEY_KILL, now_ns), self._live(KEY_PAUSE, now_ns)
-        of_class = {kind: self._class_mode(kind, now_ns) for kind in set(classes)}
+        kill, pause = self._live(KEY_KILL, now_ns) is not None, self._live(KEY_PAUSE, now_ns) is not None
+        of_class = {}
+        for kind in set(classes):
+            order, key = self._class_mode(kind, now_ns)
+            chosen, rest = _of_mode(order, key, self.default)
+            of_class[kind] = (_above(chosen, kill, pause), _above(rest, kill, pause), order.share if order else 0.0)
+        own = self._by_worker.keys() | self._overrides.keys()
         out = []
         for worker, kind in zip(workers, classes, strict=True):
-            order, key = self._mode_of(worker, now_ns) or of_class[kind]
-            standing = _of_mode(worker, order, key, self.default)
-            override = self._live(self._overrides.get(worker, ""), now_ns)
-            if kill is not None:
-                standing = standing._replace(hold=Hold.KILLED, key=KEY_KILL)
-            elif isinstance(override, OverrideOrder):
-                standing = standing._replace(hold=Hold.OVERRIDE, key=override_key(worker), override=override)
-            elif pause is not None and standing.hold == Hold.NONE:
-                standing = standing._replace(hold=Hold.PAUSED, key=KEY_PAUSE)
-            out.append(standing)
+            chosen, rest, share = of_class[kind]
+            if worker in own:
+                chosen = self._own(worker, now_ns, kill, pause, chosen if in_share(worker, share) else rest)
+            elif chosen is not rest and not in_share(worker, share):
+                chosen = rest
+            out.append(chosen)
         return out
+
+    def _own(self, worker: str, now_ns: int, kill: bool, pause: bool, standing: Standing) -> Standing:
+        """What counts for a worker about which something was ordered; ``standing``: what its class gives it."""
+        key = self._by_worker.get(worker, "")
+        order = self._live(key, now_ns)
+        if isinstance(order, ModeOrder):
+            standing = _above(_of_mode(order, key, self.default)[0], kill, pause)
+        override = self._live(self._overrides.get(worker, ""), now_ns)
+        if isinstance(override, OverrideOrder) and not kill:
+            return standing._replace(hold=Hold.OVERRIDE, key=override_key(worker), override=override)
+        return standing
 
     def _index(self, place: Place, key: str, order: Order | None) -> None:
         table = {"mode": self._by_worker, "override": self._overrides}.get(place.kind)
@@ -126,11 +138,6 @@ class Modes:
     def _live(self, key: str, now_ns: int) -> Order | None:
         known = self._orders.get(key)
         return known[0] if known is not None and stands(known[0], now_ns) else None
-
-    def _mode_of(self, worker: str, now_ns: int) -> tuple[ModeOrder | None, str] | None:
-        key = self._by_worker.get(worker, "")
-        order = self._live(key, now_ns)
-        return (order, key) if isinstance(order, ModeOrder) else None
 
     def _class_mode(self, kind: int, now_ns: int) -> tuple[ModeOrder | None, str]:
         """The mode of a class or, where that says nothing, of all."""
@@ -149,17 +156,22 @@ def stands(order: Order, now_ns: int) -> bool:
     return order.mode != "inherit" if isinstance(order, ModeOrder) else order.active
 
 
-def _of_mode(worker: str, order: ModeOrder | None, key: str, default: Mode) -> Standing:
+def _of_mode(order: ModeOrder | None, key: str, default: Mode) -> tuple[Standing, Standing]:
+    """What a mode gives to the share that it commands, and to the others: the same but for ``canary``."""
     mode: Mode = default if order is None or order.mode == "inherit" else order.mode
-    if mode == "off":
-        return Standing(mode, Hold.MODE_OFF, key)
-    if mode == "shadow":
-        return Standing(mode, Hold.SHADOW, key)
-    if mode == "enforce":
-        return Standing(mode, Hold.NONE, key)
-    share = 1.0 if key.startswith("mode.worker.") else order.share if order is not None else 0.0
-    chosen = in_share(worker, share)
-    return Standing(mode, Hold.NONE if chosen else Hold.SHADOW, key, canary=chosen)
+    if mode == "canary":
+        return Standing(mode, Hold.NONE, key, canary=True), Standing(mode, Hold.SHADOW, key)
+    one = Standing(mode, {"off": Hold.MODE_OFF, "shadow": Hold.SHADOW}.get(mode, Hold.NONE), key)
+    return one, one
+
+
+def _above(standing: Standing, kill: bool, pause: bool) -> Standing:
+    """With what stands above every mode."""
+    if kill:
+        return standing._replace(hold=Hold.KILLED, key=KEY_KILL)
+    if pause and standing.hold == Hold.NONE:
+        return standing._replace(hold=Hold.PAUSED, key=KEY_PAUSE)
+    return standing
 
 
 def in_share(worker: str, share: float) -> bool:

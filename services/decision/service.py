@@ -96,21 +96,21 @@ class Orders:
         self._bus = bus
         self._modes = modes
         self._metrics = metrics
-        self._read: set[KvEntry] = set()
+        self._read: set[tuple[str, bytes | None, int]] = set()
         """What :meth:`read` took up and the watch will bring once more."""
 
     async def read(self) -> None:
         """Take up what stands now. BusError when it cannot be read: who does not know what operators forbade must
         not begin to command."""
         for entry in await self._bus.kv_history(BUCKET_CONFIG):
-            self._read.add(entry)
+            self._read.add(entry[:3])
             self._take_up(entry)
 
     async def follow(self) -> None:
         """Take up every change; runs until cancelled."""
         async for entry in self._bus.kv_watch(BUCKET_CONFIG, ">"):
-            if entry in self._read:
-                self._read.discard(entry)
+            if entry[:3] in self._read:
+                self._read.discard(entry[:3])
             else:
                 self._take_up(entry)
 

@@ -111,9 +111,7 @@ def _bound(net: QNet) -> torch.Tensor:
 
 def _views(vector: torch.Tensor, net: QNet) -> list[torch.Tensor]:
     sizes = [one.numel() for one in net.parameters()]
-    return [
-        part.view(one.shape) for part, one in zip(torch.split(vector, sizes), net.parameters(), strict=True)
-    ]
+    return [part.view(one.shape) for part, one in zip(torch.split(vector, sizes), net.parameters(), strict=True)]
 
 
 def _joined(parts: list[NDArray[np.float32]]) -> torch.Tensor:

@@ -57,9 +57,7 @@ def within(events: NDArray[np.bool_], known: NDArray[np.bool_], ends: NDArray[np
     return np.where(happened, 1.0, np.where(reached.all(axis=0), 0.0, np.nan)).astype(np.float32)
 
 
-def risk_loss(
-    logits: torch.Tensor, actions: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
-) -> torch.Tensor:
+def risk_loss(logits: torch.Tensor, actions: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """L: logits float32 [b, actions], ``actions`` int64 [b] executed, ``labels`` z float32 [b] with NaN for not
     known, ``weights`` w float32 [b]. 0 when nothing is known."""
     known = ~labels.isnan()

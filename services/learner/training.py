@@ -72,9 +72,7 @@ class Trainer:
 
     def _fresh(self, start: QNet | None) -> Agent:
         settings = self.settings
-        return make_agent(
-            settings.hidden, settings.learning_rate, settings.seed, start, risk_size=settings.risk_size
-        )
+        return make_agent(settings.hidden, settings.learning_rate, settings.seed, start, risk_size=settings.risk_size)
 
     @property
     def owed(self) -> float:

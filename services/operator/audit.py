@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final, TextIO
@@ -30,7 +29,7 @@ from schemas.outcomes import (
     WorkerOutcome,
     outcomes_of,
 )
-from schemas.policies import PolicyPointer
+from schemas.policies import KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer
 from schemas.subjects import BUCKET_CONFIG, BUCKET_POLICY, STREAM_AUDIT, subject, wildcard
 from services.bus import Bus, Delivery, KvEntry
 from services.errors import UserError
@@ -39,6 +38,9 @@ from services.operator.session import moment_ns, shown_time
 
 LOOK_BACK: Final = 20_000
 """Records that are looked through where no ``--since`` is given: enough for 5 hours of two nodes."""
+
+POINTERS: Final = (KEY_CHAMPION, KEY_CANDIDATE)
+"""Of ``tg_policy``; what else lies there is no change that anybody decided on."""
 
 Entry = dict[str, Any]
 
@@ -50,9 +52,9 @@ async def audit(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
     since_ns = moment_ns(options.since) if options.since else 0
     until_ns = moment_ns(options.until) if options.until else 1 << 63
     kept: deque[Entry] = deque(maxlen=options.limit)
-    # A change without a time of its own is shown where no time was asked for.
-    earliest_ns = max(since_ns, 1 if options.until else 0)
-    changes = [e for e in await past_changes(bus) if earliest_ns <= e["t_ns"] <= until_ns and passes(e, options)]
+    past = await past_changes(bus)
+    known = {(e["bucket"], e["key"], e["revision"]) for e in past}
+    changes = [e for e in past if since_ns <= e["t_ns"] <= until_ns and passes(e, options)]
     span = None if options.changes else await bus.stream_span(STREAM_AUDIT)
     next_sequence = 1
     if span is not None:
@@ -68,10 +70,7 @@ async def audit(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
     if not options.follow:
         return 0
     out.flush()
-    known = {(e["bucket"], e["key"], e["revision"]) for e in changes}
-    async for entry in _coming(bus, options, next_sequence):
-        if entry["kind"] == "change" and (entry["bucket"], entry["key"], entry["revision"]) in known:
-            continue
+    async for entry in _coming(bus, options, next_sequence, known):
         if passes(entry, options):
             out.write(_line(entry, options.json))
             out.flush()
@@ -130,26 +129,30 @@ def entry_of(record: AuditRecord, action: WorkerAction | None, outcome: WorkerOu
 async def past_changes(bus: Bus) -> list[Entry]:
     """Every kept revision of both buckets."""
     return [
-        change_of(bucket, entry) for bucket in (BUCKET_CONFIG, BUCKET_POLICY) for entry in await bus.kv_history(bucket)
+        change_of(bucket, entry)
+        for bucket in (BUCKET_CONFIG, BUCKET_POLICY)
+        for entry in await bus.kv_history(bucket)
+        if bucket != BUCKET_POLICY or entry.key in POINTERS
     ]
 
 
 def change_of(bucket: str, entry: KvEntry) -> Entry:
-    """A revision as it is shown; the time is the writer's own."""
+    """A revision as it is shown; the time is the server's, or the writer's own where a watch brought it."""
     change: Entry = {
-        "t_ns": 0, "time": "-", "kind": "change", "bucket": bucket, "key": entry.key, "revision": entry.revision,
-        "who": "", "why": "", "worker": "", "node": "", "what": told(entry.key, entry.value),
+        "t_ns": entry.stored_ns, "time": "-", "kind": "change", "bucket": bucket, "key": entry.key,
+        "revision": entry.revision, "who": "", "why": "", "worker": "", "node": "", "what": told(entry.key, entry.value),
     }  # fmt: skip
     try:
         if bucket == BUCKET_CONFIG and entry.value is not None:
             order = read_order(entry.key, entry.value)
             place = place_of(entry.key)
-            change |= {"t_ns": order.when_ns, "who": order.who, "why": order.why}
+            change |= {"t_ns": entry.stored_ns or order.when_ns, "who": order.who, "why": order.why}
             if place.scope == "worker":
                 change |= {"worker": place.name, "node": parse_worker_id(place.name).node}
         elif entry.value is not None:
             pointer = msgspec.json.decode(entry.value, type=PolicyPointer)
-            change |= {"t_ns": pointer.when_ns or pointer.created_ns, "who": pointer.who, "why": pointer.why}
+            when_ns = entry.stored_ns or pointer.when_ns or pointer.created_ns
+            change |= {"t_ns": when_ns, "who": pointer.who, "why": pointer.why}
     except (ValueError, msgspec.DecodeError):
         pass  # ``what`` says that it cannot be read
     change["time"] = shown_time(change["t_ns"])
@@ -181,10 +184,11 @@ def _subject(options: argparse.Namespace) -> str:
     return subject("audit", node) if node else wildcard("audit")
 
 
-async def _coming(bus: Bus, options: argparse.Namespace, next_sequence: int) -> AsyncIterator[Entry]:
-    """What is stored and changed from now on, until cancelled."""
+async def _coming(
+    bus: Bus, options: argparse.Namespace, next_sequence: int, known: set[tuple[str, str, int]]
+) -> AsyncIterator[Entry]:
+    """What is stored and changed from now on, until cancelled; ``known`` are the changes that were there."""
     queue: asyncio.Queue[Entry] = asyncio.Queue(10_000)
-    started_ns = time.time_ns()
 
     async def records() -> None:
         while await bus.stream_span(STREAM_AUDIT) is None:  # noqa: ASYNC110 - the server tells nobody of a new stream
@@ -197,9 +201,8 @@ async def _coming(bus: Bus, options: argparse.Namespace, next_sequence: int) -> 
 
     async def changes(bucket: str) -> None:
         async for entry in bus.kv_watch(bucket, ">"):
-            change = change_of(bucket, entry)
-            if change["t_ns"] >= started_ns - 5 * 10**9:
-                await queue.put(change)
+            if (bucket, entry.key, entry.revision) not in known and (bucket != BUCKET_POLICY or entry.key in POINTERS):
+                await queue.put(change_of(bucket, entry))
 
     tasks = [asyncio.create_task(changes(bucket)) for bucket in (BUCKET_CONFIG, BUCKET_POLICY)]
     if not options.changes:

@@ -38,7 +38,7 @@ async def list_policies(bus: Bus, options: argparse.Namespace, out: TextIO) -> i
                 continue
             judged = ", ".join(f"{k} {v:.4g}" for k, v in sorted(pointer.evaluation.items())) or "-"
             rows.append([role, pointer.version, pointer.kind, str(entry.revision),
-                         shown_time(pointer.when_ns or pointer.created_ns), judged,
+                         shown_time(entry.stored_ns), judged,
                          f"{pointer.who}: {pointer.why}" if pointer.who else "the loop itself"])  # fmt: skip
     if rows:
         out.write(table(["role", "version", "kind", "revision", "since", "evaluation", "by"], rows))

@@ -54,7 +54,7 @@ def as_text(case: Case, settings: Settings, modes: Modes) -> str:
     lines = [f"decision {case.worker}@{case.order.boot_id}.{case.order.step}, from {case.source}"]
     action, state = case.action, case.state
     if action is not None:
-        lines += _choice(action, modes)
+        lines += _choice(action, state, modes)
         lines += _mask(action, state, settings)
         lines += _why(action, state, settings)
     lines += _state(state)
@@ -93,7 +93,7 @@ def as_json(case: Case, settings: Settings) -> dict[str, Any]:
     return story
 
 
-def _choice(action: WorkerAction, modes: Modes) -> list[str]:
+def _choice(action: WorkerAction, state: StateRow | None, modes: Modes) -> list[str]:
     policy, wish = recommended(action)
     lines = [
         f"{Action(action.action).name.lower()} by {action.policy}"
@@ -102,10 +102,7 @@ def _choice(action: WorkerAction, modes: Modes) -> list[str]:
     ]
     if action.hold in OPERATOR_HOLDS:
         hold = Hold(action.hold)
-        (standing,) = modes.standings([action.worker], [0], time.time_ns())
-        known = modes.order(standing.key) if standing.hold == hold else None
-        told = f"{standing.key}: {what(known[0])}{by(known[0])} (revision {known[1]})" if known else "the settings"
-        lines.append(f"held by an operator, {hold.name.lower()}: {told}")
+        lines.append(f"held by an operator, {hold.name.lower()}: {_order(action.worker, hold, state, modes)}")
         if hold != Hold.MODE_OFF:
             lines.append(f"{policy} would have chosen {Action(wish).name.lower()}")
     elif action.hold:
@@ -114,6 +111,16 @@ def _choice(action: WorkerAction, modes: Modes) -> list[str]:
         if shadow.policy != policy:
             lines.append(f"shadow {shadow.policy} would have chosen {Action(shadow.action).name.lower()}")
     return lines
+
+
+def _order(worker: str, hold: Hold, state: StateRow | None, modes: Modes) -> str:
+    """The order that holds a worker, if it stands still."""
+    kinds = [state.service_class] if state is not None and state.service_class >= 0 else list(ServiceClass)
+    for standing in modes.standings([worker] * len(kinds), kinds, time.time_ns()):
+        if standing.hold == hold:
+            known = modes.order(standing.key)
+            return f"{standing.key}: {what(known[0])}{by(known[0])} (revision {known[1]})" if known else "by settings"
+    return "by an order that stands no longer (tidegate audit --changes)"
 
 
 def _mask(action: WorkerAction, state: StateRow | None, settings: Settings) -> list[str]:

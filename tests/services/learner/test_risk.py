@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -84,7 +85,7 @@ def test_labels_come_from_the_rows_that_followed() -> None:
     buffer = ReplayBuffer(8, FEATURE_COUNT)
     previous = np.array([NO_ROW])
     rates = [0.0, 0.0, 0.0, 0.1, 0.1]
-    for now, then in zip(rates[:-1], rates[1:], strict=True):
+    for now, then in itertools.pairwise(rates):
         states = np.zeros((2, 1, FEATURE_COUNT), np.float32)
         states[0, 0, FEATURE["preemption_rate"]], states[1, 0, FEATURE["preemption_rate"]] = now, then
         one = np.ones(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 
@@ -16,7 +17,7 @@ from schemas.subjects import BUCKET_CONFIG, BUCKET_POLICY
 from services.errors import UserError
 from services.operator.changes import ChangedMeanwhile
 from tests.services.decision.rows import weights
-from tests.services.operator.fleet import BOOT, Fleet
+from tests.services.operator.fleet import BOOT, Fleet, parsed
 
 EVICTS, COMPACTS = weights("v1", [0, 0, 0, 0, 1]), weights("v2", [0, 0, 0, 1, 0])
 BY = "--who ann --why 'a test'"
@@ -256,3 +257,22 @@ async def test_explain_tells_the_heuristics_rules_and_an_operators_word(fleet: F
     story = json.loads(await fleet.typed(f"explain n0/0/w0@{BOOT}.{fleet.number} --json"))
     assert story["flips"][0]["to"] == "tighten"
     assert story["action"]["recommended"] == {"policy": "heuristic", "action": "hold"}
+
+
+async def test_audit_follows_what_is_done_and_what_is_changed(fleet: Fleet) -> None:
+    command, options = parsed("audit -f --worker n0/0/w0 --json --limit 1")
+    out = io.StringIO()
+    following = asyncio.create_task(command(fleet.bus, options, out))
+    await asyncio.sleep(0.03)
+    await fleet.typed(f"mode shadow {BY}")
+    await fleet.until(Hold.SHADOW)
+    async with asyncio.timeout(5):
+        while "shadow, by ann" not in out.getvalue() or '"hold": "shadow"' not in out.getvalue():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert sum(one["kind"] == "change" for one in lines[1:]) == 1, "the champion of before is no news"
+    assert len({one["decision"] for one in lines[1:] if "decision" in one}) == sum(
+        "decision" in one for one in lines[1:]
+    )
