@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from services.learner.agent import Agent, agent_of
 from services.learner.replay_buffer import NO_ROW, ReplayBuffer, Rows
 from services.learner.settings import Settings
-from services.learner.update import update
+from services.learner.update import as_stored, update
 from services.qnet import QNet
 
 SOLVED: Final = 475.0
@@ -134,7 +134,7 @@ class _Player:
         progress = min(1.0, step / rules.epsilon_steps)
         epsilon = rules.epsilon_start + (rules.epsilon_end - rules.epsilon_start) * progress
         with torch.no_grad():
-            greedy = int(self.agent.online(torch.from_numpy(state[None])).argmax())
+            greedy = int(self.agent.net.q(torch.from_numpy(state[None])).argmax())
         action = int(self.rng.integers(_ACTIONS)) if self.rng.random() < epsilon else greedy
         return action, epsilon / _ACTIONS + (1.0 - epsilon) * (action == greedy)
 
@@ -166,10 +166,6 @@ class _Player:
         if self.replay.size < learner.warmup_rows:
             return
         self.owed += learner.updates_per_transition
-        while self.owed >= 1.0:
-            self.owed -= 1.0
-            update(self.agent, self.replay, learner, self.rng, encode=_as_they_are)
-
-
-def _as_they_are(states: NDArray[np.float32]) -> NDArray[np.float32]:
-    return states
+        if self.owed >= learner.updates_at_once:
+            self.owed -= learner.updates_at_once
+            update(self.agent, self.replay, learner, self.rng, as_stored, learner.updates_at_once)

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from schemas.actions import ACTION_COUNT, ALL_ACTIONS
-from schemas.features import FEATURE_COUNT, INPUT_COUNT
+from schemas.features import INPUT_COUNT
 from services.errors import UserError
 from services.learner.agent import make_agent
 from services.learner.replay_buffer import NO_ROW, ReplayBuffer, Rows
 from services.learner.settings import Settings
-from services.learner.update import update
+from services.learner.update import as_stored, update
 
 TARGET_RATIO: Final = 2.0
 SIZES: Final = (((128, 128), 64), ((64, 64), 32))
@@ -90,22 +90,22 @@ def our_steps(settings: Settings, seed: int) -> Callable[[int], None]:
     """A function that makes so many gradient steps on a full replay of linked rows."""
     rng = np.random.default_rng(seed)
     agent = make_agent(settings.hidden, settings.learning_rate, seed, risk_size=settings.risk_size)
-    replay = ReplayBuffer(_ROWS, FEATURE_COUNT, alpha=settings.alpha)
+    replay = ReplayBuffer(_ROWS, INPUT_COUNT, alpha=settings.alpha)
     previous = np.full(_CHAINS, NO_ROW, np.int64)
     for _ in range(_ROWS // _CHAINS):
         previous = replay.insert(_random_rows(_CHAINS, settings.gamma, rng), previous)
 
     def run(steps: int) -> None:
-        for _ in range(steps):
-            update(agent, replay, settings, rng)
+        for _ in range(0, steps, settings.updates_at_once):
+            update(agent, replay, settings, rng, as_stored, settings.updates_at_once)
 
     return run
 
 
 def _random_rows(count: int, gamma: float, rng: np.random.Generator) -> Rows:
     return Rows(
-        states=rng.random((count, FEATURE_COUNT), np.float32),
-        next_states=rng.random((count, FEATURE_COUNT), np.float32),
+        states=rng.random((count, INPUT_COUNT), np.float32),
+        next_states=rng.random((count, INPUT_COUNT), np.float32),
         actions=rng.integers(0, ACTION_COUNT, count).astype(np.uint8),
         next_masks=np.full(count, ALL_ACTIONS, np.uint8),
         rewards=rng.random(count, np.float32),

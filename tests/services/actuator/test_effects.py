@@ -119,19 +119,22 @@ def test_prefetch_comes_before_swap_out_and_swap_out_before_compaction():
     assert holding.prefetch_bytes == pytest.approx(1e9, abs=2), "it needs no action to be commanded"
 
 
-def test_decode_gaps_bound_what_a_card_moves_in_a_step():
-    settings = EffectSettings(movement_share=0.5, gap_ms=4.0)
-    slow = view(link_bytes_per_s=10e9, idle_bytes=40e9, iteration_s=0.04)
-    (command,) = plan_card([(Action.EVICT, 1.0, 256)], [slow], settings=settings)
-    assert command.evict_bytes == pytest.approx(2e9, abs=2), "50 gaps of 4 ms: 0.2 s"
-    (halved,) = plan_card([(Action.EVICT, 1.0, 256)], [slow], scale=0.5, settings=settings)
-    assert halved.evict_bytes == pytest.approx(1e9, abs=2)
-    both = plan_card([(Action.EVICT, 1.0, 256), (0, 1.0, 256)], [slow, view(iteration_s=0.08)], settings=settings)
-    assert both[0].evict_bytes == pytest.approx(1e9, abs=2), "the neighbour has half as many gaps"
+def test_decode_gaps_bound_compaction_and_not_the_link():
+    settings = EffectSettings(movement_share=0.5, gap_ms=4.0, copy_bytes_per_s=10e9, compact_limit_bytes=100 * GIB)
+    changes = {"mapped_bytes": 80 * GIB, "kv_bytes": 40 * GIB, "idle_bytes": 40e9, "link_bytes_per_s": 10e9}
+    slow = view(iteration_s=0.04, **changes)
+    (command,) = plan_card([(Action.COMPACT, 1.0, 256)], [slow], settings=settings)
+    assert command.compact_bytes == pytest.approx(2e9, abs=2), "50 gaps of 4 ms: 0.2 s"
+    (halved,) = plan_card([(Action.COMPACT, 1.0, 256)], [slow], scale=0.5, settings=settings)
+    assert halved.compact_bytes == pytest.approx(1e9, abs=2)
+    both = plan_card([(Action.COMPACT, 1.0, 256), (0, 1.0, 256)], [slow, view(iteration_s=0.08)], settings=settings)
+    assert both[0].compact_bytes == pytest.approx(1e9, abs=2), "the neighbour has half as many gaps"
     for iteration_s in (0.0, 0.004):
-        still = view(link_bytes_per_s=10e9, idle_bytes=40e9, iteration_s=iteration_s)
-        (whole,) = plan_card([(Action.EVICT, 1.0, 256)], [still], settings=settings)
-        assert whole.evict_bytes == pytest.approx(10e9, abs=2), "nothing decodes, or fast: only the step bounds"
+        still = view(iteration_s=iteration_s, **changes)
+        (whole,) = plan_card([(Action.COMPACT, 1.0, 256)], [still], settings=settings)
+        assert whole.compact_bytes == pytest.approx(10e9, abs=2), "nothing decodes, or fast: only the step bounds"
+    (out,) = plan_card([(Action.EVICT, 1.0, 256)], [slow], settings=settings)
+    assert out.evict_bytes == pytest.approx(10e9, abs=2), "a copy engine hardly disturbs decoding"
 
 
 def test_the_gap_comes_from_the_metrics_offline():

@@ -35,7 +35,9 @@ def test_a_terminal_row_has_no_bootstrap() -> None:
 def test_the_loss_is_a_weighted_huber() -> None:
     errors, weights = torch.tensor([0.5, -3.0]), torch.tensor([1.0, 0.5])
     expected = (1.0 * 0.5 * 0.5**2 + 0.5 * (3.0 - 0.5)) / 2
-    assert dqn.weighted_huber(errors, weights).item() == pytest.approx(expected)
+    loss, slope = dqn.weighted_huber(errors, weights)
+    assert loss.item() == pytest.approx(expected)
+    assert slope.tolist() == [1.0 * 0.5 / 2, 0.5 * -1.0 / 2], "the derivative of huber is the error, cut at 1"
 
 
 def test_polyak_moves_by_tau() -> None:
@@ -109,7 +111,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
 )
 def test_the_margin_loss_is_what_the_best_rival_lacks_of_being_beaten(mask: int, expected: float) -> None:
     q = torch.tensor([[0.0, 1.0, 0.2, 0.9, 0.4]])
-    loss = dqn.margin_loss(q, torch.tensor([2]), torch.tensor([mask], dtype=torch.uint8), torch.ones(1), 0.5)
+    loss, _ = dqn.margin_loss(q, torch.tensor([2]), torch.tensor([mask], dtype=torch.uint8), torch.ones(1), 0.5)
     assert loss.item() == pytest.approx(expected)
 
 
@@ -117,7 +119,16 @@ def test_a_demonstration_that_leads_by_the_margin_costs_nothing_and_other_rows_n
     q = torch.tensor([[0.0, 1.0, 0.4, 0.0, 0.0], [0.0, 9.0, 0.0, 0.0, 0.0]])
     masks = torch.full((2,), 31, dtype=torch.uint8)
     weights = torch.tensor([1.0, 0.0])
-    assert dqn.margin_loss(q, torch.tensor([1, 0]), masks, weights, 0.5).item() == 0.0
+    loss, slopes = dqn.margin_loss(q, torch.tensor([1, 0]), masks, weights, 0.5)
+    assert loss.item() == 0.0
+    assert (slopes == 0).all()
+
+
+def test_the_margin_loss_lifts_the_demonstrated_action_and_lowers_its_best_rival() -> None:
+    q = torch.tensor([[0.0, 1.0, 0.2, 0.9, 0.4], [0.0, 0.0, 0.0, 0.0, 5.0]])
+    masks = torch.full((2,), 31, dtype=torch.uint8)
+    _, slopes = dqn.margin_loss(q, torch.tensor([2, 4]), masks, torch.tensor([0.5, 1.0]), 0.5)
+    assert slopes.tolist() == [[0.0, 0.25, -0.25, 0.0, 0.0], [0.0] * 5], "weight 0.5, mean over two rows"
 
 
 def test_the_margin_loss_teaches_what_the_returns_do_not() -> None:
@@ -159,3 +170,55 @@ def test_gradients_are_clipped_to_the_norm() -> None:
     agent = make_agent((8,), 1e-2, seed=5)
     dqn.gradient_step(agent, batch(1000.0), tau=0.01, clip_norm=0.5)
     assert agent.gradient.norm().item() == pytest.approx(0.5, rel=1e-4)
+
+
+def by_autograd(agent: Agent, batch: dqn.Batch, margin: float, margin_weight: float) -> tuple[float, torch.Tensor]:
+    """The loss written as the equations say it, and the gradient that torch finds."""
+    rows = torch.arange(len(batch.actions))
+    q = agent.online(batch.inputs)
+    huber = torch.nn.functional.huber_loss(q[rows, batch.actions], batch.targets, reduction="none")
+    rivals = q + margin * (torch.arange(5) != batch.actions.unsqueeze(1))
+    forbidden = torch.tensor([[not mask >> action & 1 for action in range(5)] for mask in batch.masks.tolist()])
+    gap = rivals.masked_fill(forbidden, -torch.inf).amax(dim=1) - q[rows, batch.actions]
+    logits = agent.online.risk_logits(batch.inputs)[rows, batch.actions]
+    known = ~batch.exhausted.isnan()
+    bce = torch.nn.functional.binary_cross_entropy_with_logits(
+        logits[known], batch.exhausted[known], reduction="none", weight=batch.weights[known]
+    )
+    loss = (batch.weights * (huber + margin_weight * batch.demonstrated * gap)).mean() + bce.mean()
+    found = torch.autograd.grad(loss, list(agent.online.parameters()))
+    return loss.item(), torch.cat([one.reshape(-1) for one in found])
+
+
+def test_loss_and_gradient_are_those_of_the_equations() -> None:
+    generator = torch.Generator().manual_seed(4)
+    agent = make_agent((12, 9), 1e-2, seed=5, risk_size=7)
+    rows = 33
+    some = dqn.Batch(
+        inputs=torch.randn(rows, INPUT_COUNT, generator=generator),
+        actions=torch.randint(0, 5, (rows,), generator=generator),
+        targets=torch.randn(rows, generator=generator) * 3,
+        weights=torch.rand(rows, generator=generator),
+        masks=torch.randint(0, 32, (rows,), generator=generator, dtype=torch.uint8),
+        demonstrated=torch.randint(0, 2, (rows,), generator=generator).float(),
+        exhausted=torch.where(
+            torch.rand(rows, generator=generator) < 0.3, torch.nan, torch.rand(rows, generator=generator).round()
+        ),
+    )
+    allowed = some.masks | (1 << some.actions).to(torch.uint8)  # what was done was allowed
+    some = dqn.Batch(*(allowed if n == "masks" else getattr(some, n) for n in some.__struct_fields__))
+    loss, gradient = by_autograd(agent, some, 0.3, 0.7)
+    made = dqn.gradient_step(agent, some, tau=0.01, clip_norm=1e9, margin=0.3, margin_weight=0.7)
+    assert made.loss == pytest.approx(loss, rel=1e-5)
+    torch.testing.assert_close(agent.gradient, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_splits_into_interleaved_rows() -> None:
+    whole = dqn.Batch(
+        torch.arange(12.0).view(6, 2), torch.arange(6), torch.arange(6.0), torch.ones(6), exhausted=torch.zeros(6)
+    )
+    parts = whole.split(2)
+    assert [part.actions.tolist() for part in parts] == [[0, 2, 4], [1, 3, 5]]
+    assert parts[1].inputs.tolist() == [[2.0, 3.0], [6.0, 7.0], [10.0, 11.0]]
+    assert parts[0].masks is None
+    assert parts[0].exhausted is not None

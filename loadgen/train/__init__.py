@@ -1,0 +1,1 @@
+"""Training a policy on randomised emulated fleets (`tidegate train`)."""
