@@ -8,6 +8,7 @@ these sizes what an operation costs is its call.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,7 +17,30 @@ from numpy.typing import NDArray
 
 from services.errors import PolicyError
 from services.learner.adam import MOMENTS, Adam
+from services.learner.backprop import Dueling, Layer, forward
 from services.qnet import QNet
+
+
+class Net(NamedTuple):
+    """A network's parts as :mod:`backprop` works on them."""
+
+    hidden: list[Layer]
+    heads: Dueling
+    risk_hidden: list[Layer]
+    """One layer, or none where there is no risk head."""
+    risk: Layer | None
+
+    def q(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Q float32 [n, actions] of normalised inputs float32 [n, inputs]; no gradient."""
+        weight, bias = self.heads.joined()
+        return torch.addmm(bias, forward(self.hidden, inputs)[-1], weight.t())
+
+    def risks(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """Risk float32 [n, actions], None without a risk head; no gradient."""
+        if self.risk is None:
+            return None
+        last = forward(self.risk_hidden, inputs)[-1]
+        return torch.addmm(self.risk.bias, last, self.risk.weight.t()).sigmoid_()
 
 
 class Agent(msgspec.Struct):
@@ -32,6 +56,9 @@ class Agent(msgspec.Struct):
     target_vector: torch.Tensor
     """float32 [weights of Q]."""
     optimizer: Adam
+    net: Net
+    """The online network's parts, with places for gradients."""
+    target_net: Net
     updates: int = 0
 
 
@@ -56,11 +83,26 @@ def agent_of(online: QNet, learning_rate: float) -> Agent:
     target_vector.copy_(vector[: target_vector.numel()])
     target.requires_grad_(False)
     gradient = torch.zeros_like(vector)
-    for parameter, view in zip(online.parameters(), _views(gradient, online), strict=True):
-        parameter.grad = view
     vector.grad = gradient
     optimizer = Adam([vector], learning_rate=learning_rate, eps=1e-5)
-    return Agent(online, target, vector, gradient, target_vector, optimizer)
+    net, target_net = _net(online, gradient), _net(target, torch.empty_like(target_vector))
+    return Agent(online, target, vector, gradient, target_vector, optimizer, net, target_net)
+
+
+def _net(net: QNet, gradient: torch.Tensor) -> Net:
+    gradients = dict(zip((name for name, _ in net.named_parameters()), _views(gradient, net), strict=True))
+    weights = {name: parameter.data for name, parameter in net.named_parameters()}
+
+    def layer(name: str) -> Layer:
+        parts = [f"{name}.weight", f"{name}.bias"]
+        return Layer(*(weights[part] for part in parts), *(gradients[part] for part in parts))
+
+    return Net(
+        [layer(f"hidden.{k}") for k in range(len(net.sizes))],
+        Dueling(layer("value"), layer("advantage")),
+        [layer("risk_hidden")] if net.risk_size else [],
+        layer("risk") if net.risk_size else None,
+    )
 
 
 def tensors_of(agent: Agent) -> dict[str, NDArray[np.float32]]:

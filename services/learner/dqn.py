@@ -23,9 +23,9 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from services.learner.agent import Agent
+from services.learner.backprop import backward, forward
 from services.learner.risk import risk_loss
 
 _MAX_ACTIONS: Final = 8
@@ -50,6 +50,18 @@ class Batch(msgspec.Struct, frozen=True):
     """float32 [b], 1 for a demonstration, else 0; None: no margin loss."""
     exhausted: torch.Tensor | None = None
     """float32 [b], 1 when memory was exhausted within the horizon, 0 when not, NaN not known; None: no risk loss."""
+
+    def split(self, parts: int) -> list[Batch]:
+        """``parts`` batches, the first of rows 0, parts, 2 parts, ...; the columns lie together in memory."""
+        if parts == 1:
+            return [self]
+        columns = [getattr(self, name) for name in self.__struct_fields__]
+        strided = [None if c is None else _interleaved(c, parts) for c in columns]
+        return [Batch(*(None if c is None else c[k] for c in strided)) for k in range(parts)]  # type: ignore[arg-type]
+
+
+def _interleaved(column: torch.Tensor, parts: int) -> torch.Tensor:
+    return column.view(len(column) // parts, parts, *column.shape[1:]).transpose(0, 1).contiguous()
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -93,23 +105,35 @@ def target_q(
     return returns + discounts * next_target.gather(1, best.unsqueeze(1)).squeeze(1)
 
 
-def weighted_huber(errors: torch.Tensor, weights: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
-    """L_td: mean over [b] of weights x huber(errors); quadratic up to ``delta``, linear beyond."""
-    return (weights * functional.huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=delta)).mean()
+def weighted_huber(
+    errors: torch.Tensor, weights: torch.Tensor, delta: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(L_td, its derivative by each error [b]); quadratic up to ``delta``, linear beyond.
+
+    With c = clip(e, -delta, delta), huber(e) = c (e - c / 2) and its derivative is c.
+    """
+    clipped = errors.clamp(-delta, delta)
+    slope = weights * clipped
+    return slope.dot(errors - 0.5 * clipped) / len(errors), slope / len(errors)
 
 
 def margin_loss(
     q: torch.Tensor, actions: torch.Tensor, masks: torch.Tensor, weights: torch.Tensor, margin: float
-) -> torch.Tensor:
-    """L_e: weighted mean over [b] of max over allowed a of [Q(s, a) + margin (a != a_e)] - Q(s, a_e).
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(L_e, its derivative by Q [b, actions]): the weighted mean over [b] of max over allowed a of
+    [Q(s, a) + margin (a != a_e)] - Q(s, a_e).
 
     q float32 [b, actions], ``actions`` a_e int64 [b] (each allowed), masks uint8 [b], ``weights`` float32 [b]: 0
-    for rows that are no demonstration. Never negative, since a = a_e is one of the allowed.
+    for rows that are no demonstration. Never negative, since a = a_e is one of the allowed. The derivative is the
+    weight at the best rival and its negative at a_e, 0 where a_e leads by the margin.
     """
     chosen = actions.unsqueeze(1)
-    rivals = (q + margin).scatter(1, chosen, q.gather(1, chosen))
-    best = rivals.masked_fill(~allowed(masks, q.shape[1]), -torch.inf).amax(dim=1)
-    return (weights * (best - q.gather(1, chosen).squeeze(1))).mean()
+    own = q.gather(1, chosen)
+    rivals = (q + margin).scatter_(1, chosen, own).masked_fill_(~allowed(masks, q.shape[1]), -torch.inf)
+    best, place = rivals.max(dim=1, keepdim=True)
+    share = (weights / len(weights)).unsqueeze(1)
+    slopes = torch.zeros_like(q).scatter_add_(1, place, share).scatter_add_(1, chosen, -share)
+    return ((best - own) * share).sum(), slopes
 
 
 def polyak(agent: Agent, tau: float) -> None:
@@ -118,6 +142,7 @@ def polyak(agent: Agent, tau: float) -> None:
         agent.target_vector.lerp_(agent.vector[: agent.target_vector.numel()], tau)
 
 
+@torch.no_grad()
 def gradient_step(
     agent: Agent,
     batch: Batch,
@@ -128,31 +153,45 @@ def gradient_step(
     margin_weight: float = 0.0,
 ) -> Step:
     """One step of Adam on L, then one of Polyak. A step that is not finite is not made."""
-    q = agent.online(batch.inputs)
-    errors = q.gather(1, batch.actions.unsqueeze(1)).squeeze(1) - batch.targets
-    loss = weighted_huber(errors, batch.weights)
-    expert = at_risk = None
+    net, size = agent.net, agent.target_vector.numel()
+    passed = forward(net.hidden, batch.inputs)
+    weight, bias = net.heads.joined()
+    q = torch.addmm(bias, passed[-1], weight.t())
+    chosen = batch.actions.unsqueeze(1)
+    errors = q.gather(1, chosen).squeeze(1) - batch.targets
+    loss, slope = weighted_huber(errors, batch.weights)
+    by_q = torch.zeros_like(q).scatter_(1, chosen, slope.unsqueeze(1))
+    expert = at_risk = 0.0
     if margin_weight > 0 and batch.demonstrated is not None and batch.masks is not None:
-        expert = margin_loss(q, batch.actions, batch.masks, batch.weights * batch.demonstrated, margin)
-        loss = loss + margin_weight * expert
-    if batch.exhausted is not None and agent.online.risk_size:
-        at_risk = risk_loss(agent.online.risk_logits(batch.inputs), batch.actions, batch.exhausted, batch.weights)
-        loss = loss + at_risk
-    agent.gradient.zero_()
-    loss.backward()  # type: ignore[no-untyped-call]
-    size = agent.target_vector.numel()
-    parts = (agent.gradient[:size], agent.gradient[size:]) if at_risk is not None else (agent.gradient[:size],)
-    norms = [_clip(part, clip_norm) for part in parts]
-    value = float(loss.detach())
+        imitated, slopes = margin_loss(q, batch.actions, batch.masks, batch.weights * batch.demonstrated, margin)
+        expert = float(imitated)
+        by_q.add_(slopes, alpha=margin_weight)
+    backward(net.hidden, passed, net.heads.backward(passed[-1], by_q, weight))
+    norms = [_clip(agent.gradient[:size], clip_norm)]
+    if batch.exhausted is not None and net.risk is not None:
+        at_risk = _risk_gradient(agent, batch)
+        norms.append(_clip(agent.gradient[size:], clip_norm))
+    value = float(loss) + margin_weight * expert + at_risk
     applied = math.isfinite(value) and all(map(math.isfinite, norms))
     if applied:
         agent.optimizer.step()
         polyak(agent, tau)
         agent.updates += 1
-    return Step(
-        value, errors.detach().numpy(), float(q.detach().mean()), applied,
-        0.0 if expert is None else float(expert.detach()), 0.0 if at_risk is None else float(at_risk.detach()),
-    )  # fmt: skip
+    return Step(value, errors.numpy(), float(q.mean()), applied, expert, at_risk)
+
+
+def _risk_gradient(agent: Agent, batch: Batch) -> float:
+    """Write the risk head's gradient; L_risk."""
+    net = agent.net
+    assert net.risk is not None
+    assert batch.exhausted is not None
+    passed = forward(net.risk_hidden, batch.inputs)
+    logits = torch.addmm(net.risk.bias, passed[-1], net.risk.weight.t())
+    loss, slopes = risk_loss(logits, batch.actions, batch.exhausted, batch.weights)
+    torch.mm(slopes.t(), passed[-1], out=net.risk.weight_gradient)
+    torch.sum(slopes, 0, out=net.risk.bias_gradient)
+    backward(net.risk_hidden, passed, slopes @ net.risk.weight)
+    return float(loss)
 
 
 def _clip(gradient: torch.Tensor, largest: float) -> float:

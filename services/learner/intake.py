@@ -18,7 +18,7 @@ from schemas.features import FEATURE_COUNT
 from schemas.subjects import subject
 from schemas.transitions import REWARD_PARTS, TRANSITION_BATCH, TransitionBatch
 from services.bus import Delivery
-from services.learner import validation
+from services.learner import risk, validation
 from services.learner.replay_buffer import ReplayBuffer, Rows
 from services.learner.settings import Settings
 from services.learner.trajectories import Trajectories
@@ -133,7 +133,11 @@ class Intake:
                 rows[Fault(int(fault)).name.lower()] += int(count)
             found = Rows(**{name: getattr(found, name)[good] for name in Rows.__struct_fields__})
             slots, boots, steps, ends = slots[good], boots[good], steps[good], ends[good]
-        serials = self.replay.insert(found, self.trajectories.previous(slots, boots, steps))
+        serials = self.replay.insert(
+            found,
+            self.trajectories.previous(slots, boots, steps),
+            exhausted=risk.exhausted(found.states[:, risk.RISK_COLUMNS], found.next_states[:, risk.RISK_COLUMNS]),
+        )
         self.trajectories.advance(slots, boots, steps, serials, ends)
         fresh = int((found.sequences > self.learned_until).sum())
         if fresh:

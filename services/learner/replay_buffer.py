@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 NO_ROW: Final = -1
 ANY_ACTION: Final = 255
-_BESIDE: Final = ("masks", "demonstrated", "followers")
+_BESIDE: Final = ("masks", "demonstrated", "exhausted", "followers")
 """Columns of the buffer that are no columns of :class:`Rows`."""
 
 
@@ -127,6 +127,8 @@ class ReplayBuffer:
         """Allowed actions in ``states``; every bit where whoever inserted the row did not say."""
         self.demonstrated = np.zeros(capacity, np.bool_)
         """The row's action is one to imitate."""
+        self.exhausted = np.zeros(capacity, np.bool_)
+        """Memory was exhausted in the row's step (``risk.exhausted``)."""
         self.followers = np.full(capacity, NO_ROW, np.int64)
         """Serial of the row that followed on the same worker. It is newer, so it lives while this one does."""
         self.tree = SumTree(capacity)
@@ -149,11 +151,13 @@ class ReplayBuffer:
         *,
         masks: NDArray[np.uint8] | None = None,
         demonstrated: NDArray[np.bool_] | None = None,
+        exhausted: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.int64]:
         """Append n rows and give their serials [n].
 
         ``previous`` [n] is the serial of the row that each follows, NO_ROW for none; one already overwritten
-        is ignored. ``masks`` uint8 [n] and ``demonstrated`` bool [n] are for imitation; left out, none is. New rows get the greatest priority seen, so that each is learned from soon. ValueError when
+        is ignored. ``masks`` uint8 [n], ``demonstrated`` and ``exhausted`` bool [n] are for imitation and the risk
+        head. New rows get the greatest priority seen, so that each is learned from soon. ValueError when
         the columns are not of one length or more than the capacity.
         """
         count = rows.actions.shape[0]
@@ -168,6 +172,7 @@ class ReplayBuffer:
                 getattr(self, name)[start : start + part] = getattr(rows, name)[done : done + part]
             self.masks[start : start + part] = ANY_ACTION if masks is None else masks[done : done + part]
             self.demonstrated[start : start + part] = demonstrated is not None and demonstrated[done : done + part]
+            self.exhausted[start : start + part] = exhausted is not None and exhausted[done : done + part]
             self.followers[start : start + part] = NO_ROW
             self.tree.set_range(start, start + part, self.max_priority)
             done += part
@@ -214,7 +219,7 @@ class ReplayBuffer:
             raise ValueError(f"{count} rows of {written} written: expected {min(written, self.capacity)}")
         order = np.arange(written - count, written, dtype=np.int64) % self.capacity
         for name in (*Rows.__struct_fields__, *_BESIDE):
-            if name in contents or name not in ("masks", "demonstrated"):  # earlier checkpoints lack the two
+            if name in contents or name not in _BESIDE[:3]:  # earlier checkpoints lack them
                 getattr(self, name)[order] = contents[name]
         self.tree.set(order, contents["priorities"].astype(np.float64))
         self.written, self.max_priority = written, max_priority

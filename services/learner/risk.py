@@ -57,10 +57,18 @@ def within(events: NDArray[np.bool_], known: NDArray[np.bool_], ends: NDArray[np
     return np.where(happened, 1.0, np.where(reached.all(axis=0), 0.0, np.nan)).astype(np.float32)
 
 
-def risk_loss(logits: torch.Tensor, actions: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """L: logits float32 [b, actions], ``actions`` int64 [b] executed, ``labels`` z float32 [b] with NaN for not
-    known, ``weights`` w float32 [b]. 0 when nothing is known."""
+def risk_loss(
+    logits: torch.Tensor, actions: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(L, its derivative by the logits): logits float32 [b, actions], ``actions`` int64 [b] executed, ``labels`` z
+    float32 [b] with NaN for not known, ``weights`` w float32 [b]. 0 when nothing is known.
+
+    The derivative of BCE by the logit is sigmoid(logit) - z.
+    """
     known = ~labels.isnan()
-    chosen = logits.gather(1, actions.unsqueeze(1)).squeeze(1)
-    each = functional.binary_cross_entropy_with_logits(chosen, labels.nan_to_num(0.0), reduction="none")
-    return (weights * each * known).sum() / known.sum().clamp(min=1)
+    share = weights * known / known.sum().clamp(min=1)
+    chosen = actions.unsqueeze(1)
+    logit, told = logits.gather(1, chosen).squeeze(1), labels.nan_to_num(0.0)
+    loss = share.dot(functional.softplus(logit) - told * logit)
+    slopes = torch.zeros_like(logits).scatter_(1, chosen, (share * (torch.sigmoid(logit) - told)).unsqueeze(1))
+    return loss, slopes

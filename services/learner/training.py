@@ -95,23 +95,23 @@ class Trainer:
         """Make the gradient steps owed, at most ``max_updates_per_fetch``; what ``stopping`` leaves stays owed."""
         due = int(self._owed)
         steps = min(due, self.settings.max_updates_per_fetch)
-        self._owed -= due - steps
+        forgiven = due - steps
+        self._owed -= forgiven
         found: list[tuple[float, float, float]] = []
         refused = 0
-        for _ in range(steps):
-            if stopping():
-                break
-            step = self.update()
-            self._owed -= 1
-            refused += not step.applied
-            if step.applied:
-                found.append((step.loss, float(np.abs(step.errors).mean()), step.q_mean))
+        while steps > 0 and not stopping():
+            for step in self.update(min(steps, self.settings.updates_at_once)):
+                steps -= 1
+                self._owed -= 1
+                refused += not step.applied
+                if step.applied:
+                    found.append((step.loss, float(np.abs(step.errors).mean()), step.q_mean))
         loss, td_error, q_mean = np.mean(found, axis=0).tolist() if found else (0.0, 0.0, 0.0)
-        return Learned(len(found), refused, due - steps, loss, td_error, q_mean)
+        return Learned(len(found), refused, forgiven, loss, td_error, q_mean)
 
-    def update(self) -> dqn.Step:
-        """One gradient step on a sampled batch; ValueError while the replay is empty."""
-        return update(self.agent, self.intake.replay, self.settings, self.rng)
+    def update(self, steps: int = 1) -> list[dqn.Step]:
+        """Gradient steps on sampled batches; ValueError while the replay is empty."""
+        return update(self.agent, self.intake.replay, self.settings, self.rng, steps=steps)
 
     def make_candidate(self) -> Candidate:
         """The present weights as a candidate. PolicyError when weights or their Q values are not fit to be

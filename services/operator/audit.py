@@ -140,7 +140,8 @@ def change_of(bucket: str, entry: KvEntry) -> Entry:
     """A revision as it is shown; the time is the server's, or the writer's own where a watch brought it."""
     change: Entry = {
         "t_ns": entry.stored_ns, "time": "-", "kind": "change", "bucket": bucket, "key": entry.key,
-        "revision": entry.revision, "who": "", "why": "", "worker": "", "node": "", "what": told(entry.key, entry.value),
+        "revision": entry.revision, "who": "", "why": "", "worker": "", "node": "",
+        "what": told(entry.key, entry.value),
     }  # fmt: skip
     try:
         if bucket == BUCKET_CONFIG and entry.value is not None:

@@ -77,7 +77,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 @pytest.mark.timeout(300)  # the engine may have to be compiled
 async def test_what_the_actuator_commands_moves_real_bytes_and_all_of_them_are_right(rig: Rig) -> None:
     told: list[WorkerOutcome] = []
-    for step in range(80):
+    for step in range(140):
         told += await rig.act({4: Action.EVICT, 2: Action.COMPACT}.get(step % 6, Action.HOLD))
     found = rig.memory.figures()
     assert found["wrong"] == 0

@@ -196,7 +196,8 @@ async def test_sessions_come_back_ahead_of_time_in_any_step_and_complete_later(n
 async def test_prefetch_comes_before_swap_out_and_both_keep_to_one_budget(node: Node) -> None:
     node.engine.idle = tuple(idle(session, size=GB // 4) for session in range(1, 30))
     node.engine.away = (away(40), away(41), away(42))
-    node.engine.shown |= {"idle_bytes": 7 * GB, "iteration_s": 0.02}  # 0.4 s of 2 s: 4 GB over the link
+    node.engine.shown |= {"idle_bytes": 7 * GB}
+    node.engine.described["link_bytes_per_s"] = 4e9  # half of a step: 4 GB
     (outcome,) = await node.act(Action.EVICT)
     prefetch, evict, _ = node.engine.told
     assert isinstance(prefetch, Prefetch)
