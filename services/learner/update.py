@@ -84,25 +84,29 @@ def targets(
     rows = np.where(known, chain, 0)
     greedy = settings.off_policy_cut == "greedy"
     on_policy = np.ones(rows.shape, np.bool_) if greedy else replay.probabilities[rows] >= ON_POLICY_PROBABILITY
-    inputs = torch.empty((width, agent.online.inputs))
-    best = torch.empty(width, dtype=torch.int64)
+    best = np.empty(width, np.int64)
+    last = rows[0].copy()
     going = np.arange(width)
     for k in range(length):
-        last = rows[k, going]
-        at = torch.from_numpy(going)
-        seen = torch.from_numpy(encode(replay.next_states[last]))
-        chosen = dqn.masked_argmax(agent.net.q(seen), torch.from_numpy(replay.next_masks[last]))
-        inputs[at], best[at] = seen, chosen
+        here = last[going]
+        q = agent.net.q(torch.from_numpy(encode(replay.next_states[here])))
+        best[going] = chosen = dqn.masked_argmax(q, torch.from_numpy(replay.next_masks[here])).numpy()
         if k + 1 == length:
             break
+        then = rows[k + 1, going]
         if greedy:
-            on_policy[k + 1, going] = replay.actions[rows[k + 1, going]] == chosen.numpy()
-        going = going[known[k + 1, going] & on_policy[k + 1, going] & (replay.discounts[last] > 0)]
+            on_policy[k + 1, going] = replay.actions[then] == chosen
+        goes = known[k + 1, going] & on_policy[k + 1, going] & (replay.discounts[here] > 0)
+        going = going[goes]
         if not going.size:
             break
+        last[going] = then[goes]
     joined = join(replay.rewards[rows], replay.discounts[rows], known, on_policy)
     return dqn.target_q(
-        torch.from_numpy(joined.returns), torch.from_numpy(joined.discounts), best, agent.target_net.q(inputs)
+        torch.from_numpy(joined.returns),
+        torch.from_numpy(joined.discounts),
+        torch.from_numpy(best),
+        agent.target_net.q(torch.from_numpy(encode(replay.next_states[last]))),
     )
 
 

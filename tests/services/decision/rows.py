@@ -18,7 +18,7 @@ from services.bus import Message
 from services.qweights import Weights, digest, save, shapes
 
 HEALTHY = {
-    "u_alloc": 0.5, "du_alloc": 0.0, "f_frag": 0.05, "l_queue": 0.0, "p_prefill": 0.1, "s_swap": 0.0,
+    "u_alloc": 0.5, "du_alloc": 0.0, "f_frag": 0.4, "l_queue": 0.0, "p_prefill": 0.1, "s_swap": 0.0,
     "l_queue_memory": 0.0, "card_free": 0.5, "neighbour_queue": 0.0, "neighbour_use": 0.0, "rho": 1.2,
     "quota_hard": 1.0, "u_reserved": 0.5, "tpot_p95": 0.5, "ttft_p95": 0.1, "preemption_rate": 0.0,
     "host_use": 0.1, "host_free": 1.0, "link": 20.0, "link_use": 0.0, "kv_per_token": 128.0, "idle_share": 0.3,

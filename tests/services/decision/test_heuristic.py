@@ -27,7 +27,7 @@ def without(*actions: Action) -> np.ndarray:
 
 
 def choice(changes: Mapping[str, float], mask: np.ndarray = ANYTHING) -> Action:
-    return Action(heuristic.choose(state(**changes), mask, SETTINGS)[0])
+    return Action(heuristic.choose(state(**{"f_frag": 0.05, **changes}), mask, SETTINGS)[0])
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_what_is_owed_beyond_a_fetch_is_forgiven_and_told() -> None:
 
 
 def test_a_stop_leaves_the_rest_owed() -> None:
-    trainer = Trainer(Settings(hidden=(8,), warmup_rows=1, updates_per_transition=1.0))
+    trainer = Trainer(Settings(hidden=(8,), warmup_rows=1, updates_per_transition=1.0, updates_at_once=1))
     trainer.ingest(deliver(batch(1, rows=10)))
     answers = iter([False, False, True])
     assert trainer.learn(lambda: next(answers)).updates == 2

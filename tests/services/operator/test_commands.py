@@ -14,6 +14,7 @@ from schemas.actions import OPERATOR, Action, Hold
 from schemas.config import KEY_MODE, KEY_PIN, PauseOrder
 from schemas.policies import HEURISTIC_POINTER, KEY_CHAMPION
 from schemas.subjects import BUCKET_CONFIG, BUCKET_POLICY
+from services.decision.heuristic import HeuristicSettings
 from services.errors import UserError
 from services.operator.changes import ChangedMeanwhile
 from tests.services.decision.rows import weights
@@ -245,15 +246,17 @@ async def test_explain_tells_the_newest_decision_live_and_an_old_one_from_the_st
 async def test_explain_tells_the_heuristics_rules_and_an_operators_word(fleet: Fleet) -> None:
     await fleet.point(HEURISTIC_POINTER)
     await fleet.typed(f"pause {BY}")
-    await fleet.until(Hold.PAUSED, tpot_p95=1.05)
+    limit = HeuristicSettings().latency_high
+    below = round(limit - 0.01, 4)
+    await fleet.until(Hold.PAUSED, tpot_p95=below)
     async with asyncio.timeout(5):
-        while (await fleet.step(tpot_p95=1.05)).shadows[-1].policy != "heuristic":
+        while (await fleet.step(tpot_p95=below)).shadows[-1].policy != "heuristic":
             pass
     said = await fleet.typed(f"explain n0/0/w0@{BOOT}.{fleet.number}")
     assert "held by an operator, paused: pause: paused, by ann" in said
     assert "heuristic would have chosen hold" in said
-    assert "tighten does not: tpot_p95 1.05 < 1.1" in said
-    assert "tighten: tpot_p95 at or above 1.1 instead of 1.05" in said
+    assert f"tighten does not: tpot_p95 {below:g} < {limit:g}" in said
+    assert f"tighten: tpot_p95 at or above {limit:g} instead of {below:g}" in said
     story = json.loads(await fleet.typed(f"explain n0/0/w0@{BOOT}.{fleet.number} --json"))
     assert story["flips"][0]["to"] == "tighten"
     assert story["action"]["recommended"] == {"policy": "heuristic", "action": "hold"}
