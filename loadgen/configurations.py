@@ -13,7 +13,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from loadgen.engine.calibration import coefficients
 from loadgen.engine.specs import CARDS, MODELS, FleetConfig
+from loadgen.workload.published import FIGURES
 from schemas.classes import ServiceClass
 
 TRANSFER_FAILURES: Final = 0.002
@@ -29,6 +31,11 @@ _BAND: Final = 0.08
 """How far, as a share, training's host pools and links keep from those held out."""
 CONTEXTS_LEAST: Final = 6.0
 """Mean contexts that fit a worker's Q0: an operator of long sessions on less would not get far."""
+
+_SMALL_BATCH: Final = (8, 8 * 1000)
+"""Sequences and their KV tokens."""
+_TPOT_SHARE: Final = 0.8
+_TTFT_SHARE: Final = 0.5
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +104,20 @@ def fleet_of(
     )
 
 
+def can_serve(fleet: FleetConfig, place: int, tenant: Tenant) -> bool:
+    """Whether a small batch keeps its class's time per token and a mean prompt its first token's while all of the
+    card's workers compute: an operator would not have put a tenant where that is ruled out."""
+    figures = FIGURES[tenant.kind]
+    limits = fleet.limits[figures.service_class if tenant.service_class is None else tenant.service_class]
+    times = coefficients(fleet.card_spec().name, tenant.model)
+    step_s = times.iteration_s(*_SMALL_BATCH, 0, 0) + fleet.overhead_s
+    fresh = figures.prompt[0] * (1.0 - figures.prefix_reuse)
+    prompt_s = fresh * (times.gemm_token + times.prefill_token) * 1e-3
+    first_s = limits.ttft_base_s + limits.ttft_per_token_s * fresh
+    late = prompt_s * fleet.workers_per_card > _TTFT_SHARE * first_s
+    return not late and step_s * fleet.workers_per_card <= _TPOT_SHARE * limits.tpot_s
+
+
 def q0_tokens(fleet: FleetConfig, place: int) -> float:
     """Tokens of KV in the Q0 of a card's worker ``place``."""
     model = fleet.model_specs()[place]
@@ -109,11 +130,11 @@ _HELD_OUT: Final[tuple[tuple[str, str, str, tuple[tuple[str, str, float], ...], 
     # name, regime, card, (model, kind, share)..., host share, link GB/s, load, shape
     ("a100-2x8b-chat-agent", "unlike tenants", "A100-80G",
      ((_8B, "chat", 0.5), (_8B, "agent", 0.5)), 0.9, 28, 1.0, Shape(swing=0.4, opposed=True)),
-    ("a100-8b-14b-chat-code", "unlike tenants", "A100-80G",
+    ("h100-8b-14b-chat-code", "unlike tenants", "H100-80G",
      ((_14B, "chat", 0.6), (_8B, "code", 0.4)), 0.9, 28, 1.0, Shape(burst=3.0)),
-    ("a100-70b-long", "one tenant", "A100-80G", ((_70B, "long", 1.0),), 0.9, 28, 1.0, Shape(swing=0.3)),
-    ("a100-70b-14b-unlike", "unlike tenants", "A100-80G",
-     ((_70B, "chat", 0.6), (_14B, "agent", 0.4)), 2.5, 14, 1.0, Shape(swing=0.5, opposed=True)),
+    ("a100-70b-chat", "one tenant", "A100-80G", ((_70B, "chat", 1.0),), 0.9, 28, 1.0, Shape(swing=0.3)),
+    ("a100-70b-batch-8b-chat", "unlike tenants", "A100-80G",
+     ((_70B, "batch", 0.4), (_8B, "chat", 0.6)), 2.5, 14, 1.0, Shape(swing=0.5, opposed=True)),
     ("a100-3x8b-small-host", "small host pool", "A100-80G",
      ((_8B, "long", 0.4), (_8B, "agent", 0.3), (_8B, "chat", 0.3)), 0.12, 28, 1.0, Shape(length_shift=0.3)),
     ("h100-2x8b-slow-link", "slow link", "H100-80G",
@@ -122,13 +143,13 @@ _HELD_OUT: Final[tuple[tuple[str, str, str, tuple[tuple[str, str, float], ...], 
      ((_14B, "chat", 0.5), (_8B, "long", 0.5)), 0.9, 46, 1.5, Shape(burst=2.0)),
     ("h100-8b-agent-light", "light", "H100-80G", ((_8B, "agent", 1.0),), 2.5, 46, 0.5, Shape(swing=0.4)),
     ("h100-70b-8b-code", "unlike tenants", "H100-80G",
-     ((_70B, "long", 0.7), (_8B, "code", 0.3)), 0.35, 14, 1.0, Shape(burst=3.0)),
+     ((_70B, "chat", 0.7), (_8B, "code", 0.3)), 0.35, 14, 1.0, Shape(burst=3.0)),
     ("h100-2x14b-small-slow", "small host pool, slow link", "H100-80G",
      ((_14B, "agent", 0.5), (_14B, "chat", 0.5)), 0.12, 7, 1.2, Shape(swing=0.3)),
     ("h200-3x-unlike", "unlike tenants", "H200-141G",
      ((_70B, "chat", 0.5), (_14B, "agent", 0.3), (_8B, "code", 0.2)), 0.9, 46, 1.0, Shape(swing=0.5, opposed=True)),
-    ("h200-2x70b-long-agent", "unlike tenants", "H200-141G",
-     ((_70B, "long", 0.5), (_70B, "agent", 0.5)), 2.5, 46, 1.2, Shape(length_shift=0.4)),
+    ("h200-2x70b-chat-agent", "unlike tenants", "H200-141G",
+     ((_70B, "chat", 0.5), (_70B, "agent", 0.5)), 2.5, 46, 1.2, Shape(length_shift=0.4)),
     ("h200-8b-chat-overload", "overload", "H200-141G", ((_8B, "chat", 1.0),), 0.35, 28, 1.5, Shape(burst=2.5)),
     ("h200-2x8b-batch-chat", "unlike tenants", "H200-141G",
      ((_8B, "batch", 0.5), (_8B, "chat", 0.5)), 0.35, 14, 1.2, Shape(swing=0.4, opposed=True)),
@@ -188,6 +209,10 @@ def _drawn(name: str, rng: np.random.Generator) -> Configuration:
         shares = np.round(parts / parts.sum(), 3)
         shares[-1] = 1.0 - shares[:-1].sum()
         tenants = tuple(_tenant(*one) for one in zip(models, kinds, shares.tolist(), strict=True))
+        host, link = _apart(*HOST_SHARES, hosts, rng), _apart(*LINKS_BYTES_PER_S, links, rng)
+        fleet = fleet_of(card, tenants, host, link)
+        if not all(can_serve(fleet, place, tenant) for place, tenant in enumerate(tenants)):
+            continue
         shape = Shape(
             swing=float(rng.choice([0.0, rng.uniform(0.1, 0.6)])),
             period_s=float(rng.uniform(120.0, 900.0)),
@@ -196,9 +221,8 @@ def _drawn(name: str, rng: np.random.Generator) -> Configuration:
             length_shift=float(rng.choice([0.0, rng.uniform(0.15, 0.5)])),
             stretch_s=float(rng.uniform(40.0, 160.0)),
         )
-        host, link = _apart(*HOST_SHARES, hosts, rng), _apart(*LINKS_BYTES_PER_S, links, rng)
         return Configuration(
-            name=name, fleet=fleet_of(card, tenants, host, link), tenants=tenants,
+            name=name, fleet=fleet, tenants=tenants,
             load=float(rng.uniform(*LOADS)), shape=shape, regime="training",
         )  # fmt: skip
 

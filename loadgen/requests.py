@@ -67,6 +67,9 @@ class RequestTable:
     """int64: index in this table of the session's next turn, greater than the row's own, or -1."""
     think_s: F8
     """float64, seconds, >= 0: client delay from this turn's finish to the NEXT turn; 0 at the end."""
+    expected_think_s: F8 | None = None
+    """float64, seconds, >= 0: what an estimator says of it when this turn has ended; inf = the session has ended, NaN
+    = nothing. None: nothing of any."""
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -103,6 +106,11 @@ class RequestTable:
         _all("service_class", self.service_class, self.service_class < len(ServiceClass), "a ServiceClass")
         _all("session", self.session, self.session >= 0, ">= 0")
         _all("think_s", self.think_s, np.isfinite(self.think_s) & (self.think_s >= 0), "finite and >= 0")
+        if self.expected_think_s is not None:
+            expected = self.expected_think_s
+            if expected.dtype != np.dtype(np.float64) or expected.shape != (n,):
+                raise ValueError(f"expected_think_s: {expected.dtype} {expected.shape}, expected float64 {(n,)}")
+            _all("expected_think_s", expected, np.isnan(expected) | (expected >= 0), ">= 0 or NaN")
         linked = self.next_turn != NO_TURN
         turn_ok = ~linked | ((self.next_turn > rows) & (self.next_turn < n))
         _all("next_turn", self.next_turn, turn_ok, f"-1 or a later row below {n}")
@@ -136,6 +144,8 @@ class RequestTable:
         arrays = {name: getattr(self, name)[rows] for name in _DTYPES}
         arrays["next_turn"] = next_turn
         arrays["think_s"] = np.where(next_turn == NO_TURN, 0.0, arrays["think_s"])
+        if self.expected_think_s is not None:
+            arrays["expected_think_s"] = self.expected_think_s[rows]
         table = RequestTable(**arrays)
         reached = np.zeros(len(rows), dtype=bool)
         reached[next_turn[next_turn != NO_TURN]] = True
@@ -163,7 +173,11 @@ def concatenated(tables: Sequence[RequestTable]) -> RequestTable:
         parts["session"][-1] = table.session + sessions
         rows += len(table)
         sessions += int(table.session.max(initial=-1)) + 1
-    return RequestTable(**{name: np.concatenate(arrays) for name, arrays in parts.items()})
+    joined = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    if any(table.expected_think_s is not None for table in tables):
+        told = [np.full(len(one), np.nan) if one.expected_think_s is None else one.expected_think_s for one in tables]
+        joined["expected_think_s"] = np.concatenate(told)
+    return RequestTable(**joined)
 
 
 def default_max_tokens(

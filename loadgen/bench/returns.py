@@ -1,15 +1,15 @@
-"""``tidegate bench returns``: how well return times are estimated, on sessions that the estimator never saw.
+"""``tidegate bench returns``: how well return times are estimated, on what the estimator never saw.
 
-The estimator learns kinds (service classes) from the training sessions, then walks the validation sessions and
-is asked before each return what only the past tells: at idle ages from 0 to 10 min, will the session be back
-within 10 s, 1 min, 10 min, and has it ended? Beside it the class alone: the same rates without the session's
-history, the training median as the expected gap.
+Twice: on *other sessions* (kinds are learned from the training sessions, the validation sessions are walked), and
+*later* (kinds are learned from the first part of the trace's time, the rest is examined; sessions that go on keep
+their history). The estimator is asked as each wait begins what only the past tells: at idle ages from 0 to 10 min,
+will the session be back within 10 s, 1 min, 10 min, and has it ended? Beside it the class's own rates without
+history, and the class's median with the plainest law that has it (exponential, nobody ends). The oracle knows: its
+losses are 0.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.requests import NO_TURN
+from loadgen.returns_training import (
+    Waits,
+    client_waits,
+    cut_of,
+    is_client_rates,
+    teaching_sessions,
+    waits_of,
+    walk,
+)
 from loadgen.traces import read, session_split
 from loadgen.workload import Workload, builtin
 from services.actuator.memory import return_rates
@@ -26,53 +34,51 @@ from services.actuator.memory.returns import ReturnEstimator, ReturnSettings
 from services.errors import UserError
 
 F8 = NDArray[np.float64]
+I8 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
 
 AGES_S: Final = (0.0, 5.0, 30.0, 120.0, 600.0)
 WINDOWS_S: Final = (10.0, 60.0, 600.0)
 BANDS: Final = 10
 BUILTIN_S: Final = 4 * 3600.0
 """Of the built-in agent workload: some 60 sessions to examine."""
+CLIENT_DAYS: Final = 6.0
+CLIENT_RATE_PER_S: Final = 0.1
 _SMALLEST: Final = 1e-6
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Wait:
-    """One gap of a session: ``gap_s`` inf when no turn followed."""
+class Reliability(msgspec.Struct, frozen=True):
+    """Answers sorted by what was said and cut into tenths of equal count (fewer where many said the same)."""
 
-    session: int
-    kind: int
-    gap_s: float
-
-
-class Band(msgspec.Struct, frozen=True):
-    """Predictions between two tenths: how many, what they said on average, what came true."""
-
-    low: float
-    high: float
-    count: int
-    predicted: float
-    observed: float
+    predicted: tuple[float, ...]
+    observed: tuple[float, ...]
+    count: tuple[int, ...]
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One yes-or-no question asked many times. ``error``: mean distance of said and true over the bands,
-    weighted by their counts; losses in nats an answer, the class's beside the estimator's."""
+    """One yes-or-no question asked many times, answered by the estimator, by the class's rates and by the class's
+    median. Losses in nats an answer, Brier scores as they are; ``error``: mean distance of said and true over the
+    tenths, weighted by their counts. The oracle has 0 in all of them."""
 
     name: str
     asked: int
     base_rate: float
     log_loss: float
     log_loss_class: float
+    log_loss_median: float
+    brier: float
+    brier_class: float
+    brier_median: float
     error: float
     error_class: float
-    bands: tuple[Band, ...]
+    reliability: Reliability
 
 
-class ReturnReport(msgspec.Struct, frozen=True):
-    """Calibration of the estimator on a session trace. Gap errors are medians over returns, of
-    |estimate - gap| in seconds and of the factor between them (1.0 = exact)."""
+class Examined(msgspec.Struct, frozen=True, kw_only=True):
+    """The estimator on one split. Gap errors are medians over returns, of |estimate - gap| in seconds and of the
+    factor between them (1.0 = exact)."""
 
-    trace: str
+    split: str
     train_waits: int
     validate_waits: int
     validate_sessions: int
@@ -81,117 +87,143 @@ class ReturnReport(msgspec.Struct, frozen=True):
     gap_error_class_s: float
     gap_factor: float
     gap_factor_class: float
+    log_loss_without_hours: float | None = None
+    """Mean over the questions of those "back within"; beside ``log_loss_with_hours``."""
+    log_loss_with_hours: float | None = None
+    hour_factors: tuple[float, ...] = ()
+    """Of the class with the most waits, by hour of the day; empty where no hour shows an effect."""
 
 
-def waits(workload: Workload) -> Iterator[Wait]:
-    """The gaps of a workload, session by session, each in its order and ending with the last turn's (inf)."""
-    table = workload.in_order().requests
-    last = table.next_turn == NO_TURN
-    gaps_s = np.where(last, np.inf, table.think_s)
-    for session, kind, gap_s in zip(table.session.tolist(), table.service_class.tolist(), gaps_s.tolist(), strict=True):
-        yield Wait(session, kind, gap_s)
+class ReturnReport(Examined, frozen=True, kw_only=True):
+    """Calibration of the estimator on a session trace: other sessions at the top, the later part beside it."""
 
-
-def taught(waits_seen: Iterator[Wait], settings: ReturnSettings) -> tuple[ReturnEstimator, F8]:
-    """An estimator that saw these waits, one session after another, and the gaps, float64 [returns]."""
-    estimator = ReturnEstimator(settings)
-    gaps_s = []
-    for wait in waits_seen:
-        estimator.finished(wait.session, wait.kind, 0.0)
-        if wait.gap_s > HORIZON_S:
-            estimator.closed(wait.session, HORIZON_S)
-        else:
-            estimator.returned(wait.session, wait.gap_s)
-            gaps_s.append(wait.gap_s)
-    return estimator, np.array(gaps_s)
+    trace: str
+    later: Examined | None = None
 
 
 def bench_returns(trace: Path | None = None, *, seed: int = 1) -> ReturnReport:
-    """The report on a trace's sessions, or on the built-in agent workload's.
+    """The report on a trace's sessions, or on the built-in agent workload's, or on calls drawn from a table of
+    clients' rates (which has days, so that the hours of the day can show).
 
     The built-in one draws its gaps from one law for all sessions: there the class's own rates are the best answer
     and the estimator can at most come level. UserError (TraceError for the file) as :func:`return_report`.
     """
-    return return_report(builtin("agent", BUILTIN_S, seed=seed) if trace is None else trace)
+    if trace is None:
+        return return_report(builtin("agent", BUILTIN_S, seed=seed))
+    if is_client_rates(trace):
+        return client_report(trace, seed=seed)
+    return return_report(trace)
 
 
-def return_report(
-    trace: Path | str | Workload, settings: ReturnSettings | None = None, validate: Workload | None = None
-) -> ReturnReport:
-    """Learn on the training sessions of a session table and examine on the validation ones (session number % 5:
-    0 to 2 and 3). With ``validate`` given, ``trace`` is a training workload. UserError when a part is empty or when
-    nobody comes back."""
+def return_report(trace: Path | str | Workload, settings: ReturnSettings | None = None) -> ReturnReport:
+    """Examine on other sessions (number % 5: 0 to 2 teach, 3 is asked about) and on the later part of the time of
+    both. UserError when a part is empty or when nobody comes back."""
     settings = settings or ReturnSettings()
     whole = trace if isinstance(trace, Workload) else read(trace)
-    train, held = session_split(whole) if validate is None else (whole, validate)
+    train, held = session_split(whole)
     for name, part in (("training", train), ("validation", held)):
         if not len(part):
             raise UserError(f"{whole.name}: found no {name} session, expected some")
-    seen, gaps_s = taught(waits(train), settings)
-    frozen = msgspec.structs.replace(settings, learn_kinds=False)
-    full = seen.with_kinds_only(frozen)
-    median_s = float(np.median(gaps_s)) if len(gaps_s) else 0.0
-    asked, mine, kinds = list(waits(held)), [], []
-    for wait in asked:
-        full.finished(wait.session, wait.kind, 0.0)
-        mine.append(full.waiting_rates(wait.session))
-        kinds.append(full.kind_rates(wait.kind))
-        if wait.gap_s > HORIZON_S:
-            full.closed(wait.session, HORIZON_S)
-        else:
-            full.returned(wait.session, wait.gap_s)
-    truth_s = np.array([wait.gap_s for wait in asked])
-    rates = np.array(mine)
-    back = truth_s <= HORIZON_S
-    if not back.any():
-        raise UserError(f"{whole.name}: found no validation session with a second turn, expected some")
-    guess_s = return_rates.quantile(rates[back], np.zeros(int(back.sum())), 0.5)
+    learned, asked = waits_of(train), waits_of(held)
+    seen = ReturnEstimator(settings)
+    walk(seen, learned)
+    others = seen.with_kinds_only(msgspec.structs.replace(settings, learn_kinds=False))
+    unseen = _examined(f"{whole.name}: validation", "other sessions", others, learned, asked, asked.at_s.min())
     return ReturnReport(
         trace=whole.name,
-        train_waits=len(train),
-        validate_waits=len(asked),
-        validate_sessions=len({wait.session for wait in asked}),
-        questions=_questions(truth_s, rates, np.array(kinds)),
-        gap_error_s=float(np.median(np.abs(guess_s - truth_s[back]))),
-        gap_error_class_s=float(np.median(np.abs(median_s - truth_s[back]))),
-        gap_factor=_factor(guess_s, truth_s[back]),
-        gap_factor_class=_factor(np.full_like(guess_s, median_s), truth_s[back]),
+        later=later_report(whole.name, waits_of(teaching_sessions(whole)), settings),
+        **{name: getattr(unseen, name) for name in Examined.__struct_fields__},
     )
 
 
-def render(report: ReturnReport) -> list[str]:
-    """The report as lines: gap errors, each question with its losses, one reliability table."""
-    lines = [
-        f"return times on {report.trace}: {report.train_waits:,} waits learned, {report.validate_waits:,} of "
-        f"{report.validate_sessions:,} other sessions examined",
-        f"gap: median error {report.gap_error_s:.1f} s (factor {report.gap_factor:.2f}), class median "
-        f"{report.gap_error_class_s:.1f} s (factor {report.gap_factor_class:.2f})",
-        f"{'question':<30}{'asked':>8}{'true':>8}{'log-loss':>10}{'class':>8}{'error':>8}{'class':>8}",
-    ]
-    lines += [
-        f"{one.name:<30}{one.asked:>8,}{one.base_rate:>8.3f}{one.log_loss:>10.4f}{one.log_loss_class:>8.4f}"
-        f"{one.error:>8.4f}{one.error_class:>8.4f}"
-        for one in report.questions
-    ]
-    for one in report.questions:
-        lines.append(f"{one.name}: said / came true / count")
-        lines += [f"  {b.low:.1f}-{b.high:.1f}: {b.predicted:.3f} / {b.observed:.3f} / {b.count:,}" for b in one.bands]
-    return lines
+def later_report(name: str, waits: Waits, settings: ReturnSettings) -> Examined:
+    """Learn on the first part of the time, examine on the rest. UserError when nobody comes back in it."""
+    cut_s = cut_of(waits)
+    estimator = ReturnEstimator(settings)
+    walk(estimator, waits, until_s=cut_s)
+    estimator.freeze_kinds()
+    learned = waits.take(np.flatnonzero(waits.at_s < cut_s))
+    return _examined(f"{name}: later", "later", estimator, learned, waits, cut_s)
 
 
-def _questions(gaps_s: F8, rates: F8, kind_rates: F8) -> tuple[Question, ...]:
-    """Put every question that can be put while the sessions are away. Gaps float64 [n], rates float64 [n, BINS]."""
+def client_report(path: Path, seed: int = 1) -> ReturnReport:
+    """The report on calls drawn from clients' recorded rates, later days only; with the gain that the hours bring."""
+    waits = client_waits(path, CLIENT_DAYS, CLIENT_RATE_PER_S, seed)
+    told = later_report(path.name, waits, ReturnSettings())
+    plain = later_report(path.name, waits, ReturnSettings(hours=False))
+    fields = {name: getattr(told, name) for name in Examined.__struct_fields__}
+    fields |= {"log_loss_with_hours": _mean_loss(told), "log_loss_without_hours": _mean_loss(plain)}
+    return ReturnReport(trace=path.name, **fields)
+
+
+def _mean_loss(examined: Examined) -> float:
+    return float(np.mean([one.log_loss for one in examined.questions if one.name.startswith("back within")]))
+
+
+def _examined(
+    what: str, split: str, estimator: ReturnEstimator, learned: Waits, waits: Waits, from_s: float
+) -> Examined:
+    """Walk the waits that begin at ``from_s`` or later and put the questions."""
+    medians = _medians(learned)
+    rows: list[int] = []
+    mine: list[F8] = []
+    kinds: list[F8] = []
+
+    def ask(row: int) -> None:
+        rows.append(row)
+        mine.append(estimator.waiting_rates(int(waits.session[row])))
+        kinds.append(estimator.kind_rates(int(waits.kind[row])))
+
+    walk(estimator, waits, from_s=from_s, ask=ask)
+    here = np.array(rows, dtype=np.int64)
+    asked = waits.take(here)
+    back = (asked.gap_s <= HORIZON_S) & (asked.gap_s <= asked.watched_s)
+    if not back.any():
+        raise UserError(f"{what}: found no validation session with a second turn, expected some")
+    median_s = np.array([medians.get(kind, 60.0) for kind in asked.kind.tolist()])
+    rates = np.array(mine)
+    guess_s = return_rates.quantile(rates[back], np.zeros(int(back.sum())), 0.5)
+    busiest = int(np.bincount(asked.kind).argmax())
+    hours = estimator.hour_factors(busiest)
+    return Examined(
+        split=split,
+        train_waits=len(learned),
+        validate_waits=len(asked),
+        validate_sessions=len(np.unique(asked.session)),
+        questions=_questions(asked, rates, np.array(kinds), median_s),
+        gap_error_s=float(np.median(np.abs(guess_s - asked.gap_s[back]))),
+        gap_error_class_s=float(np.median(np.abs(median_s[back] - asked.gap_s[back]))),
+        gap_factor=_factor(guess_s, asked.gap_s[back]),
+        gap_factor_class=_factor(median_s[back], asked.gap_s[back]),
+        hour_factors=tuple(hours.tolist()) if (hours != 1.0).any() else (),
+    )
+
+
+def _medians(waits: Waits) -> dict[int, float]:
+    """Median gap by kind, of returns within the horizon and the trace."""
+    back = (waits.gap_s <= HORIZON_S) & (waits.gap_s <= waits.watched_s)
+    kinds = np.unique(waits.kind[back]).tolist()
+    return {kind: float(np.median(waits.gap_s[back & (waits.kind == kind)])) for kind in kinds}
+
+
+def _questions(waits: Waits, rates: F8, kind_rates: F8, median_s: F8) -> tuple[Question, ...]:
+    """Put every question that can be put while the sessions are away and whose answer the trace is long enough to
+    tell. Rates float64 [n, BINS]."""
     answers: dict[str, list[F8]] = {}
     for age_s in AGES_S:
-        away = gaps_s > age_s
-        ages_s = np.full(int(away.sum()), age_s)
         for window_s in WINDOWS_S:
-            said = [return_rates.within(table[away], ages_s, np.full_like(ages_s, window_s))
+            here = (waits.gap_s > age_s) & (waits.watched_s >= age_s + window_s)
+            ages_s = np.full(int(here.sum()), age_s)
+            said = [return_rates.within(table[here], ages_s, np.full_like(ages_s, window_s))
                     for table in (rates, kind_rates)]  # fmt: skip
-            truth = gaps_s[away] <= age_s + window_s
-            answers.setdefault(f"back within {window_s:g} s", []).append(np.stack([*said, truth], axis=1))
-        said = [return_rates.ended(table[away], ages_s) for table in (rates, kind_rates)]
-        answers[f"ended, after {age_s:g} s"] = [np.stack([*said, gaps_s[away] > HORIZON_S], axis=1)]
+            plain = 1.0 - 0.5 ** (window_s / np.maximum(median_s[here], 1e-3))
+            truth = waits.gap_s[here] <= age_s + window_s
+            answers.setdefault(f"back within {window_s:g} s", []).append(np.stack([*said, plain, truth], axis=1))
+        here = (waits.gap_s > age_s) & (waits.watched_s >= HORIZON_S)
+        ages_s = np.full(int(here.sum()), age_s)
+        said = [return_rates.ended(table[here], ages_s) for table in (rates, kind_rates)]
+        truth = waits.gap_s[here] > HORIZON_S
+        answers[f"ended, after {age_s:g} s"] = [np.stack([*said, np.zeros_like(ages_s), truth], axis=1)]
     return tuple(_question(name, np.concatenate(parts)) for name, parts in answers.items() if sum(map(len, parts)))
 
 
@@ -201,19 +233,16 @@ def _factor(guess_s: F8, gap_s: F8) -> float:
 
 
 def _question(name: str, rows: F8) -> Question:
-    """Figures of answers float64 [n, 3]: the estimator's chance, the class's, what came true."""
-    truth = rows[:, 2]
-    bands, error = _bands(rows[:, 0], truth)
+    """Figures of answers float64 [n, 4]: the chances of estimator, class and median, what came true."""
+    truth = rows[:, 3]
+    losses = [_log_loss(rows[:, who], truth) for who in range(3)]
+    scores = [float(((rows[:, who] - truth) ** 2).mean()) for who in range(3)]
+    reliability, error = _reliability(rows[:, 0], truth)
+    error_class = _reliability(rows[:, 1], truth)[1]
     return Question(
-        name=name,
-        asked=len(rows),
-        base_rate=float(truth.mean()),
-        log_loss=_log_loss(rows[:, 0], truth),
-        log_loss_class=_log_loss(rows[:, 1], truth),
-        error=error,
-        error_class=_bands(rows[:, 1], truth)[1],
-        bands=bands,
-    )
+        name, len(rows), float(truth.mean()), losses[0], losses[1], losses[2], scores[0], scores[1], scores[2],
+        error, error_class, reliability,
+    )  # fmt: skip
 
 
 def _log_loss(said: F8, truth: F8) -> float:
@@ -221,12 +250,52 @@ def _log_loss(said: F8, truth: F8) -> float:
     return float(-(truth * np.log(said) + (1 - truth) * np.log1p(-said)).mean())
 
 
-def _bands(said: F8, truth: F8) -> tuple[tuple[Band, ...], float]:
-    place = np.minimum((said * BANDS).astype(np.int64), BANDS - 1)
-    bands, distance = [], 0.0
-    for band in np.unique(place).tolist():
-        here = place == band
-        predicted, observed = float(said[here].mean()), float(truth[here].mean())
-        bands.append(Band(band / BANDS, (band + 1) / BANDS, int(here.sum()), predicted, observed))
-        distance += float(here.sum()) * abs(predicted - observed)
-    return tuple(bands), distance / len(said)
+def _reliability(said: F8, truth: F8) -> tuple[Reliability, float]:
+    edges = np.unique(np.quantile(said, np.arange(1, BANDS) / BANDS))
+    place = np.searchsorted(edges, said, side="right")
+    count = np.bincount(place)
+    kept = count > 0
+    count = count[kept]
+    predicted, observed = (np.bincount(place, values)[kept] / count for values in (said, truth))
+    error = float((count * np.abs(predicted - observed)).sum() / len(said))
+    return Reliability(tuple(predicted.tolist()), tuple(observed.tolist()), tuple(count.tolist())), error
+
+
+def render(report: ReturnReport) -> list[str]:
+    """The report as lines: for each split gap errors, each question with its losses, one reliability line."""
+    lines = [f"return times on {report.trace}"]
+    for part in (report, report.later):
+        lines += [] if part is None else _rendered(part)
+    return lines
+
+
+def _rendered(part: Examined) -> list[str]:
+    lines = [
+        f"{part.split}: {part.train_waits:,} waits learned, {part.validate_waits:,} of {part.validate_sessions:,} "
+        "sessions examined",
+        f"gap: median error {part.gap_error_s:.1f} s (factor {part.gap_factor:.2f}), class median "
+        f"{part.gap_error_class_s:.1f} s (factor {part.gap_factor_class:.2f}), oracle 0",
+        f"{'':<20}{'':>8}{'':>7} | {'log-loss (oracle 0)':^26} | {'Brier (oracle 0)':^26} | {'calibration':>15}",
+        f"{'question':<20}{'asked':>8}{'true':>7} | {'estimator':>10}{'class':>8}{'median':>8} | {'estimator':>10}"
+        f"{'class':>8}{'median':>8} | {'error':>7}{'class':>8}",
+    ]
+    lines += [
+        f"{one.name:<20}{one.asked:>8,}{one.base_rate:>7.3f} | {one.log_loss:>10.4f}{one.log_loss_class:>8.4f}"
+        f"{one.log_loss_median:>8.3f} | {one.brier:>10.4f}{one.brier_class:>8.4f}{one.brier_median:>8.4f} | "
+        f"{one.error:>7.4f}{one.error_class:>8.4f}"
+        for one in part.questions
+    ]
+    if part.log_loss_with_hours is not None and part.log_loss_without_hours is not None:
+        lines.append(
+            f"mean log-loss with the hour of the day {part.log_loss_with_hours:.4f}, "
+            f"without {part.log_loss_without_hours:.4f}"
+        )
+    if part.hour_factors:
+        lines.append("hour of the day, factors: " + " ".join(f"{factor:.2f}" for factor in part.hour_factors))
+    else:
+        lines.append("hour of the day: no effect that the data shows")
+    lines.append("reliability, tenths of the answers, said -> came true")
+    for one in part.questions:
+        pairs = zip(one.reliability.predicted, one.reliability.observed, strict=True)
+        lines.append(f"  {one.name:<20}" + "  ".join(f"{said:.2f}->{true:.2f}" for said, true in pairs))
+    return lines

@@ -1,4 +1,4 @@
-"""The running batch of one worker: who joins, who is put back, how a request ends.
+"""The running batch of one worker: who decodes, who is put back, how a request ends.
 
 Decoding requests share one counter, ``worker.v``, of decode iterations. Each knows at which count it has its last
 token and at which it needs another block, so a sub-step looks at one row of numbers and touches only those due.
@@ -9,111 +9,21 @@ from __future__ import annotations
 import math
 
 from loadgen.engine.bins import latency_bin
+from loadgen.engine.host import host_truncate
 from loadgen.engine.jit import kernel
-from loadgen.engine.link import backlog_bytes, blocks_of, cancel, host_truncate, lane_push, lane_remove, start_copy
+from loadgen.engine.link import cancel, start_copy
 from loadgen.engine.pages import release, take
 from loadgen.engine.records import (
-    BLOCKED_CAP,
-    BLOCKED_MEMORY,
-    BLOCKED_NO,
-    BLOCKED_STARTING,
     DECODE,
     ENGINE_CRASH,
     FINISHED,
-    LANE_LOAD,
-    LANE_PREFETCH,
     LANE_WRITE,
-    LOADING,
-    MAX_BATCH,
     NONE,
     PREEMPTED_TOO_OFTEN,
-    PREFILL,
     State,
 )
 from loadgen.engine.room import idle_push, idle_remove, make_room
-from loadgen.engine.waiting import end_turn, queue_push, queue_remove, reject
-
-WATERMARK = 0.01
-"""Share of the pool that admission leaves to those who run (vLLM's watermark)."""
-
-
-@kernel
-def _worth_loading(s: State, w: int, tokens: int) -> bool:
-    """Is bringing ``tokens`` back over the link cheaper than the GPU time to compute them again?
-
-    GPU time is the scarce resource, so a load may take ``load_patience`` times as long (DESIGN section 5).
-    """
-    worker = s.worker[w]
-    card = s.card[worker.card]
-    load_s = (backlog_bytes(s, worker.card, LANE_LOAD) + tokens * worker.kv_token_bytes) / card.link
-    per_token = worker.gemm_token + worker.prefill_token + worker.prefill_context * 0.5 * tokens
-    return bool(load_s <= worker.load_patience * tokens * per_token * 1e-3)
-
-
-@kernel
-def admit(s: State, w: int, t: float) -> None:
-    """First come, first served: move the queue's head into the batch while memory and cap allow."""
-    worker = s.worker[w]
-    worker.blocked = BLOCKED_NO
-    soft = int(worker.rho * worker.q0_net / worker.block_bytes)
-    while worker.q_head >= 0:
-        running = worker.n_dec + worker.n_pre
-        if t < worker.starting_until:
-            worker.blocked = BLOCKED_STARTING
-            return
-        if running >= min(worker.max_running, MAX_BATCH):
-            worker.blocked = BLOCKED_CAP
-            return
-        r = worker.q_head
-        request = s.request[r]
-        q = request.seq
-        seq = s.sequence[q]
-        # A request larger than the quota runs alone: else it would block the queue for ever.
-        if worker.physical == 0 and running > 0 and worker.reserved + request.need > soft:
-            worker.blocked = BLOCKED_MEMORY
-            return
-        target = request.prompt + request.produced
-        more = max(0, blocks_of(target + 1, worker.block_tokens) - seq.blocks)
-        was_idle = seq.idle == 1
-        if was_idle:
-            idle_remove(s, w, q)
-        spare = int(WATERMARK * worker.pool) if running > 0 else 0
-        if more > 0 and not make_room(s, w, more + spare):
-            if was_idle:
-                idle_push(s, w, q)
-            worker.blocked = BLOCKED_MEMORY
-            return
-        queue_remove(s, w, r)
-        valid = request.cached if request.admitted == 0 else target
-        resident = seq.blocks > 0
-        take(s, w, q, more)
-        request.target = target
-        request.computed = 0.0
-        request.phase = PREFILL
-        if seq.lane == LANE_WRITE and seq.x_tokens > valid:
-            cancel(s, q)
-        host_truncate(s, q, valid)
-        if seq.lane == LANE_PREFETCH:
-            left = seq.x_left
-            lane_remove(s, q)
-            lane_push(s, q, LANE_LOAD, min(seq.x_tokens, valid), left)
-            request.phase = LOADING
-        elif resident:
-            request.computed = float(min(seq.tokens, valid, target - 1))
-        elif seq.host_tokens > 0 and _worth_loading(s, w, seq.host_tokens):
-            lane_push(s, q, LANE_LOAD, seq.host_tokens, seq.host_tokens * worker.kv_token_bytes)
-            request.phase = LOADING
-        if request.phase == PREFILL:
-            worker.recomputed += max(0.0, request.done - request.computed)
-        request.done = 0
-        worker.admissions += 1
-        if request.admitted == 0:
-            request.wait = t - request.arrival
-        request.admitted = worker.admissions
-        request.reserved = request.need
-        worker.reserved += request.need
-        s.pre_request[w, worker.n_pre] = r
-        worker.n_pre += 1
+from loadgen.engine.waiting import end_turn, queue_push, reject
 
 
 @kernel
@@ -261,7 +171,7 @@ def finish(s: State, w: int, r: int, t: float) -> None:
     # The last token's KV is never computed, and no block is taken for an iteration that is the last.
     seq.tokens = min(request.prompt + request.output - 1, seq.blocks * worker.block_tokens)
     end_turn(s, w, r, t)
-    if request.next >= 0:
+    if request.next >= 0 or s.card[worker.card].silent == 1:
         idle_push(s, w, q)
         if worker.offload == 1 and s.swap_allowed[seq.klass] == 1:
             cancel(s, q)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadgen.engine.calibration import coefficients
+from loadgen.engine.calibration import coefficients, prefill_tokens_per_s
 from loadgen.engine.records import (
     BINS,
     CARD,
@@ -26,6 +26,7 @@ from loadgen.engine.specs import FleetConfig
 from loadgen.requests import RequestTable
 from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
 from schemas.identity import STEP_S
+from services.errors import UserError
 
 PREFETCH_EVERY_S = 1.0
 TIMEOUT_EVERY_S = 0.5
@@ -68,6 +69,7 @@ def _requests(config: FleetConfig, tables: Sequence[RequestTable]) -> tuple[Reco
         rows["patience"] = np.array([one.timeout_factor for one in limits])[kinds] * rows["ttft_limit"]
         rows["next"] = np.where(table.next_turn >= 0, table.next_turn + starts[w], -1)
         rows["worker"] = w
+        rows["expected"] = math.nan if table.expected_think_s is None else table.expected_think_s
         rows["reason"] = np.where(table.output_tokens > room, int(Reason.TOO_LONG), 0)
         first = np.isfinite(table.arrival_s)
         numbers = np.full(len(table), -1, np.int64)
@@ -116,6 +118,10 @@ def _cards(config: FleetConfig) -> Records:
     card["control_every"] = max(1, round(STEP_S / config.substep_s))
     card["prefetch_every"] = max(1, round(PREFETCH_EVERY_S / config.substep_s))
     card["timeout_every"] = max(1, round(TIMEOUT_EVERY_S / config.substep_s))
+    if not 0.0 <= config.transfer_failures <= 0.5:
+        raise UserError(f"transfer_failures {config.transfer_failures}: expected 0 to 0.5")
+    card["failures"] = config.transfer_failures
+    card["silent"] = int(config.silent_ends)
     card["h_head"] = -1
     card["h_tail"] = -1
     return card
@@ -137,6 +143,8 @@ def _worker_row(row: Records, config: FleetConfig, place: int) -> None:
     row["q0"] = capacity * share
     row["q0_net"] = max(float(model.group_bytes), (capacity - mode.air_bag_bytes) * share)
     row["map_s"] = 0.0 if mode.admission == "physical" else spec.map_page_s * 2 * model.layers
+    row["unmap_s"] = 0.0 if mode.admission == "physical" else spec.unmap_page_s * 2 * model.layers
+    row["guard_s"] = config.guard_s
     row["premap_s"] = row["map_s"] * config.premapped_groups
     row["credit"] = row["premap_s"]
     row["load_patience"] = mode.load_patience
@@ -152,6 +160,12 @@ def _worker_row(row: Records, config: FleetConfig, place: int) -> None:
     }.items():  # fmt: skip
         row[name] = value
     row["activation"] = model.activation_base_bytes
+    row["prefill_rate"] = prefill_tokens_per_s(times, config.overhead_s) / config.workers_per_card
+    row["by_deadline"] = int(mode.order == "deadline")
+    row["sheds"] = int(mode.shed)
+    row["capped"] = int(mode.running_cap)
+    row["watermark"] = int(mode.watermark)
+    row["returns"] = ("median", "table", "oracle").index(mode.returns)
     row["rho"] = 1.0
     row["next_timeout"] = math.inf
     # Without the guard an engine may map past the card's HBM: that is what the check is for.
@@ -171,7 +185,8 @@ def _worker_row(row: Records, config: FleetConfig, place: int) -> None:
     row["max_preemptions"] = config.max_preemptions
     row["max_retries"] = config.max_retries
     row["max_running"] = min(config.max_running, MAX_BATCH)
-    for name in ("chunk_free", "q_head", "q_tail", "l_head", "l_tail"):
+    row["cap"] = row["max_running"]
+    for name in ("chunk_free", "q_head", "q_tail", "q_late", "l_head", "l_tail"):
         row[name] = -1
 
 
@@ -219,6 +234,8 @@ def build(config: FleetConfig, tables: Sequence[RequestTable]) -> State:
         scratch=np.zeros((workers, MAX_BATCH), np.int64),
         mark=np.zeros(groups, np.int64),
         sizes=np.zeros((workers, 65), np.int64),
+        pick=np.zeros(len(sequence), np.int64),
+        score=np.zeros(len(sequence)),
         lane=np.full((config.cards, LANES, 2), -1, np.int64),
         ttft=np.zeros((workers, BINS)),
         tpot=np.zeros((workers, BINS)),

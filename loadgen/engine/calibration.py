@@ -109,6 +109,12 @@ def _as_14b(times: IterationTime) -> IterationTime:
 
 ITERATION_TIMES.update({(card, _14B): _as_14b(ITERATION_TIMES[card, _8B]) for card, _ in tuple(ITERATION_TIMES)})
 
+MEASURED_CARD: Final = "RTX-PRO-6000"
+"""Of the measured vLLM run that ``validate-engine`` replays; no card to emulate fleets of."""
+ITERATION_TIMES[MEASURED_CARD, _8B] = IterationTime(
+    10.654, 0.016573, 5.6676, 0.035474, 0.37034, 0.0046436, 9.13707e-5, 0.34788, 0.0, 2.58e-6)  # fmt: skip
+"""Fitted alike to that card's kernel times of one layer, times 32 layers, and of its output head and sampler."""
+
 _GPU: Final = {"A100-80G": "a100", "H100-80G": "h100", "H200-141G": "h200"}
 REFERENCE_BATCH: Final = 256
 REFERENCE_CONTEXT_TOKENS: Final = 1024

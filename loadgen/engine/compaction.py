@@ -87,6 +87,7 @@ def _move(s: State, w: int, q: int) -> int:
         c = after
     if moved > 0:
         seq.blocks -= moved
+        worker.n_away += seq.blocks == 0 and seq.hosted == 1  # take() counts it back
         take(s, w, q, moved)
     return moved
 

@@ -97,13 +97,7 @@ def _sequences(s: State, w: int, t: float, row: F8) -> None:
         q = s.sequence[q].l_next
     row[IDLE] = worker.n_idle
     row[IDLE_RETURN] = expected / worker.n_idle if worker.n_idle > 0 else math.nan
-    away = 0.0
-    q = s.card[worker.card].h_head
-    while q >= 0:
-        if s.sequence[q].worker == w and s.sequence[q].blocks == 0:
-            away += 1.0
-        q = s.sequence[q].h_next
-    row[SWAPPED] = away
+    row[SWAPPED] = worker.n_away
 
 
 @entry
@@ -139,7 +133,7 @@ def gauges(s: State, step_s: float, out: F8) -> None:
         row[SOFT] = worker.rho * worker.q0_net
         row[HARD] = hard_groups(s, w) * worker.group_bytes
         row[MAX_RUNNING] = worker.max_running
-        row[CAP] = worker.max_running
+        row[CAP] = min(worker.max_running, math.floor(worker.cap)) if worker.capped == 1 else worker.max_running
         row[STARTING] = 1.0 if t < worker.starting_until else 0.0
 
 

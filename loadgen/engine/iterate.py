@@ -13,6 +13,7 @@ from loadgen.engine.batch import finish, grow, join_decode, put_out
 from loadgen.engine.bins import latency_bin
 from loadgen.engine.jit import kernel
 from loadgen.engine.records import CLIENT_TIMEOUT, PREFILL, State
+from loadgen.engine.rules import prefill_rate
 from loadgen.engine.waiting import reject
 
 BOUND_TOKENS = 256.0
@@ -107,6 +108,12 @@ def run(s: State, w: int, t: float, dt: float, device_s: float) -> None:
     stretch = dt / device_s
     mix_s *= stretch
     dec_s *= stretch
+    worker.last_iteration = dec_s if dec_s > 0.0 else mix_s
+    if worker.n_dec > 0:
+        worker.gap_time += n_mix * mix_s + n_dec * dec_s
+        worker.gap_iterations += n_mix + n_dec
+    if chunk >= 0.5 * worker.batch_tokens:
+        worker.prefill_rate = prefill_rate(worker.prefill_rate, chunk / mix_s)
     v_start = worker.v
     v_mix = v_start + n_mix
     worker.v = v_mix + n_dec

@@ -7,6 +7,11 @@ free only when it is done.
 
 from __future__ import annotations
 
+from typing import Final
+
+import numpy as np
+
+from loadgen.engine.host import SILENT_SEARCH, blocks_of, host_resize, host_room
 from loadgen.engine.jit import kernel
 from loadgen.engine.pages import release, take
 from loadgen.engine.records import (
@@ -18,21 +23,21 @@ from loadgen.engine.records import (
     LANES,
     LOADING,
     PREFILL,
-    WAITING,
     State,
 )
-from loadgen.engine.room import idle_push, idle_remove, make_room, mappable_groups, return_in_s
+from loadgen.engine.room import idle_push, idle_remove, make_room, mappable_groups
 
+_MIX_1: Final = np.uint64(0x9E3779B97F4A7C15)
+_MIX_2: Final = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_3: Final = np.uint64(0x94D049BB133111EB)
+_S11: Final = np.uint64(11)
+_S27: Final = np.uint64(27)
+_S30: Final = np.uint64(30)
+_S31: Final = np.uint64(31)
 PREFETCH_SEARCH = 64
 PREFETCH_MARGIN_S = 1.0
 PREFETCH_FREE_SHARE = 0.05
 """Share of Q0 that a prefetch leaves free."""
-
-
-@kernel
-def blocks_of(tokens: int, block_tokens: int) -> int:
-    """Blocks that hold ``tokens``."""
-    return (tokens + block_tokens - 1) // block_tokens
 
 
 @kernel
@@ -43,6 +48,7 @@ def lane_push(s: State, q: int, lane: int, tokens: int, size: float) -> None:
     seq.lane = lane
     seq.x_tokens = tokens
     seq.x_left = size
+    seq.x_size = size
     seq.x_next = -1
     seq.x_prev = s.lane[c, lane, 1]
     if seq.x_prev >= 0:
@@ -69,64 +75,6 @@ def lane_remove(s: State, q: int) -> None:
 
 
 @kernel
-def host_resize(s: State, q: int, blocks: int) -> None:
-    """Set the host space of a sequence and keep the tier's list, oldest first."""
-    seq = s.sequence[q]
-    worker = s.worker[seq.worker]
-    card = s.card[worker.card]
-    card.host_used += (blocks - seq.host_blocks) * worker.block_bytes
-    seq.host_blocks = blocks
-    if blocks > 0 and seq.hosted == 0:
-        seq.hosted = 1
-        seq.h_next = -1
-        seq.h_prev = card.h_tail
-        if card.h_tail >= 0:
-            s.sequence[card.h_tail].h_next = q
-        else:
-            card.h_head = q
-        card.h_tail = q
-    elif blocks == 0 and seq.hosted == 1:
-        seq.hosted = 0
-        if seq.h_prev >= 0:
-            s.sequence[seq.h_prev].h_next = seq.h_next
-        else:
-            card.h_head = seq.h_next
-        if seq.h_next >= 0:
-            s.sequence[seq.h_next].h_prev = seq.h_prev
-        else:
-            card.h_tail = seq.h_prev
-
-
-@kernel
-def host_truncate(s: State, q: int, tokens: int) -> None:
-    """Keep at most ``tokens`` of the host copy."""
-    seq = s.sequence[q]
-    if seq.host_tokens > tokens:
-        seq.host_tokens = tokens
-        host_resize(s, q, blocks_of(tokens, s.worker[seq.worker].block_tokens))
-
-
-@kernel
-def host_room(s: State, c: int, size: float, drop_away: bool) -> bool:
-    """Make ``size`` bytes free in the host tier: copies of what is on the card go first, then, if
-    ``drop_away``, sessions that are nowhere else; never those in a transfer."""
-    card = s.card[c]
-    if size > card.host_capacity:
-        return False
-    for only_copies in (True, False):
-        if not only_copies and not drop_away:
-            break
-        q = card.h_head
-        while q >= 0 and card.host_used + size > card.host_capacity:
-            seq = s.sequence[q]
-            after = seq.h_next
-            if seq.lane < 0 and (seq.blocks > 0 or not only_copies):
-                host_truncate(s, q, 0)
-            q = after
-    return bool(card.host_used + size <= card.host_capacity)
-
-
-@kernel
 def start_copy(s: State, q: int, lane: int) -> bool:
     """Start copying what the host tier lacks of the sequence's tokens; False when the tier is full.
 
@@ -138,11 +86,13 @@ def start_copy(s: State, q: int, lane: int) -> bool:
     more = blocks - seq.host_blocks
     if seq.host_tokens >= seq.tokens:
         if lane == LANE_SWAP:
-            _left(s, q)
+            leave_card(s, q)
         return True
     size = max(more, 1) * worker.block_bytes
     seq.lane = lane  # pinned while the tier makes room
-    fits = host_room(s, worker.card, max(more, 0) * worker.block_bytes, lane == LANE_WRITE)
+    # A tier that cannot know who has ended is a cache: the oldest makes room.
+    drops = lane == LANE_WRITE or s.card[worker.card].silent == 1
+    fits = host_room(s, worker.card, max(more, 0) * worker.block_bytes, drops)
     seq.lane = -1
     if not fits:
         return False
@@ -164,8 +114,8 @@ def cancel(s: State, q: int) -> None:
 
 
 @kernel
-def _left(s: State, q: int) -> None:
-    """The session's KV is in the host tier: its blocks on the card are free."""
+def leave_card(s: State, q: int) -> None:
+    """The session's KV is in the host tier, or it has ended: its blocks on the card are free."""
     seq = s.sequence[q]
     worker = s.worker[seq.worker]
     worker.e_evicted += seq.blocks * worker.block_bytes
@@ -185,7 +135,7 @@ def _complete(s: State, q: int, size: float) -> None:
         seq.copies += 1
         worker.evicted_bytes += size
         if lane == LANE_SWAP:
-            _left(s, q)
+            leave_card(s, q)
         return
     seq.tokens = seq.x_tokens
     seq.loads += 1
@@ -198,6 +148,23 @@ def _complete(s: State, q: int, size: float) -> None:
     if request.phase == LOADING:
         request.phase = PREFILL
         request.computed = float(min(seq.tokens, request.target - 1))
+
+
+@kernel
+def _fails(s: State, c: int) -> bool:
+    """Whether the transfer that just ended has to be done again: a fixed share, drawn by a hash of its number."""
+    card = s.card[c]
+    card.transfers += 1
+    if card.failures <= 0.0:
+        return False
+    x = np.uint64(card.transfers) * _MIX_1 + np.uint64(c + 1) * _MIX_2
+    x = (x ^ (x >> _S30)) * _MIX_2
+    x = (x ^ (x >> _S27)) * _MIX_3
+    x ^= x >> _S31
+    if float(x >> _S11) * 2.0**-53 >= card.failures:
+        return False
+    card.failed += 1
+    return True
 
 
 @kernel
@@ -217,6 +184,10 @@ def pump(s: State, c: int, dt: float) -> None:
             card.moved += moved
             if seq.x_left > 0.0:
                 break
+            if _fails(s, c):
+                lane_remove(s, q)
+                lane_push(s, q, lane, seq.x_tokens, seq.x_size)
+                continue
             tokens = seq.x_tokens
             worker = s.worker[seq.worker]
             held = seq.host_tokens if lane >= LANE_SWAP else 0
@@ -232,44 +203,6 @@ def backlog_bytes(s: State, c: int, lane: int) -> float:
         total += s.sequence[q].x_left
         q = s.sequence[q].x_next
     return total
-
-
-@kernel
-def may_leave(s: State, q: int) -> bool:
-    """Whether an idle session may be swapped out: its class allows it, no transfer has it, no turn of it waits."""
-    seq = s.sequence[q]
-    return bool(seq.lane < 0 and s.swap_allowed[seq.klass] == 1 and s.request[seq.request].phase != WAITING)
-
-
-@kernel
-def evict(s: State, w: int, size: float, t: float) -> None:
-    """Start swapping idle sessions out until ``size`` bytes are on their way or none may go.
-
-    The victim is the one with the greatest expected absence x size. Classes that forbid swapping, sessions whose
-    next turn waits or is expected before they could be out and back, and those idle for too short are left alone;
-    a full host tier ends it.
-    """
-    worker = s.worker[w]
-    while size > 0.0:
-        best = -1
-        best_score = -1.0
-        q = worker.l_head
-        while q >= 0:
-            seq = s.sequence[q]
-            if t - seq.idle_since >= s.idle_before[seq.klass] and may_leave(s, q):
-                away_s = return_in_s(s, q, t)
-                trip_s = 2.0 * seq.blocks * worker.block_bytes / s.card[worker.card].link + PREFETCH_MARGIN_S
-                if away_s > trip_s and away_s * seq.blocks > best_score:
-                    best = q
-                    best_score = away_s * seq.blocks
-            q = seq.l_next
-        if best < 0:
-            return
-        held = s.sequence[best].blocks * worker.block_bytes
-        if not start_copy(s, best, LANE_SWAP):
-            return
-        worker.e_started += held
-        size -= held
 
 
 @kernel
@@ -307,7 +240,7 @@ def prefetch(s: State, c: int, t: float) -> None:
     if s.lane[c, LANE_LOAD, 0] >= 0 or s.lane[c, LANE_PREFETCH, 0] >= 0:
         return
     q = card.h_head
-    for _ in range(PREFETCH_SEARCH):
+    for _ in range(SILENT_SEARCH if card.silent == 1 else PREFETCH_SEARCH):
         if q < 0:
             return
         seq = s.sequence[q]

@@ -1,13 +1,14 @@
 """Sessions by name: what a planner outside the engine chose to swap out or to bring back.
 
-The engine's own order (``link.evict``, ``link.prefetch``) is for those who send bytes. A named session is not asked
+The engine's own order (``eviction.evict``, ``link.prefetch``) is for those who send bytes. A named session is not asked
 how long it has been idle or when it is due: whoever chose it weighed that. What would harm somebody is refused here.
 """
 
 from __future__ import annotations
 
+from loadgen.engine.eviction import may_leave
 from loadgen.engine.jit import entry
-from loadgen.engine.link import bring_back, may_leave, may_return, start_copy
+from loadgen.engine.link import bring_back, may_return, start_copy
 from loadgen.engine.records import F8, I8, LANE_SWAP, State
 
 

@@ -96,6 +96,8 @@ def take(s: State, w: int, q: int, count: int) -> None:
     worker = s.worker[w]
     seq = s.sequence[q]
     worker.free -= count
+    if seq.blocks == 0 and count > 0 and seq.hosted == 1:
+        worker.n_away -= 1
     seq.blocks += count
     while count > 0:
         c = seq.tail
@@ -139,6 +141,8 @@ def release(s: State, w: int, q: int) -> None:
         worker.chunk_free = c
         c = after
     worker.free += seq.blocks
+    if seq.blocks > 0 and seq.hosted == 1:
+        worker.n_away += 1
     seq.blocks = 0
     seq.tokens = 0
     seq.head = -1
@@ -149,7 +153,8 @@ def release(s: State, w: int, q: int) -> None:
 def map_group(s: State, w: int) -> bool:
     """Map the lowest unmapped group; False when the address space is used up. Asks no guard.
 
-    A group mapped ahead in the background costs nothing now; beyond those the engine waits for the driver.
+    A group mapped ahead in the background costs nothing now; beyond those the engine waits for the account's owner
+    and for the driver.
     """
     worker = s.worker[w]
     local = worker.hint
@@ -170,15 +175,19 @@ def map_group(s: State, w: int) -> bool:
     if worker.credit >= worker.map_s:
         worker.credit -= worker.map_s
     else:
-        worker.stall += worker.map_s - worker.credit
+        worker.stall += worker.map_s - worker.credit + worker.guard_s
         worker.credit = 0.0
     return True
 
 
 @kernel
 def unmap_group(s: State, w: int, g: int) -> None:
-    """Give back a group none of whose blocks is held by a sequence; blocks kept for a move are gone with it."""
+    """Give back a group none of whose blocks is held by a sequence; blocks kept for a move are gone with it.
+
+    The driver does it in the background, in the time that it would else map ahead in.
+    """
     worker = s.worker[w]
+    worker.credit = max(worker.credit - worker.unmap_s, -worker.premap_s)
     kept = popcount(s.group[g].aside)
     worker.free -= worker.bpg - kept
     worker.aside -= kept

@@ -55,6 +55,8 @@ class Reason(enum.IntEnum):
     ENGINE_CRASH = 4
     """Lost in a crash once more than it may be retried."""
     PREEMPTED_TOO_OFTEN = 5
+    SHED = 6
+    """Could not meet its first-token limit any more."""
 
 
 class Lane(enum.IntEnum):
@@ -73,6 +75,8 @@ class Blocked(enum.IntEnum):
     MEMORY = 1
     CAP = 2
     STARTING = 3
+    PREFILL = 4
+    """The batch has prompts enough; who comes next is decided later."""
 
 
 FUTURE: Final = _number(Phase.FUTURE)
@@ -90,10 +94,14 @@ BLOCKED_NO: Final = _number(Blocked.NO)
 BLOCKED_MEMORY: Final = _number(Blocked.MEMORY)
 BLOCKED_CAP: Final = _number(Blocked.CAP)
 BLOCKED_STARTING: Final = _number(Blocked.STARTING)
+BLOCKED_PREFILL: Final = _number(Blocked.PREFILL)
 NEVER_FITS: Final = _number(Reason.NEVER_FITS)
 CLIENT_TIMEOUT: Final = _number(Reason.CLIENT_TIMEOUT)
 ENGINE_CRASH: Final = _number(Reason.ENGINE_CRASH)
 PREEMPTED_TOO_OFTEN: Final = _number(Reason.PREEMPTED_TOO_OFTEN)
+SHED: Final = _number(Reason.SHED)
+MEDIAN, TABLE, ORACLE = _number(0), _number(1), _number(2)
+"""Where a session's expected return comes from: ``EngineMode.returns``."""
 
 
 def _dtype(**fields: str) -> np.dtype[Any]:
@@ -102,49 +110,53 @@ def _dtype(**fields: str) -> np.dtype[Any]:
 
 
 REQUEST: Final = _dtype(
-    f8="arrival think ttft_limit tpot_limit completion_limit patience"  # as given; patience: until it gives up
-    " timeout computed v_start v_finish first_token finish wait",
+    f8="arrival think ttft_limit tpot_limit completion_limit patience expected"  # as given; patience: until it gives up
+    " timeout deadline computed v_start v_finish first_token finish wait",
     i8="prompt output max_tokens cached klass next seq worker"  # as given
-    " phase reason q_prev q_next slot admitted target produced done reserved preemptions retries need",
+    " phase reason q_prev q_next slot admitted target produced done reserved preemptions retries need late",
 )
 """One request. ``target``: tokens to compute before the next token comes (prompt + produced at admission);
 ``computed``: of them, so far; ``need``: blocks it reserves when admitted; ``v_start``/``v_finish``: the worker's
 decode counter when its decode began and when it will have its last token; ``done``: tokens computed before the
-last preemption."""
+last preemption; ``late``: in the late part of a queue that is kept by deadline."""
 
 SEQUENCE: Final = _dtype(
-    f8="x_left idle_since due think",
+    f8="x_left x_size idle_since due think",
     i8="worker klass request head tail blocks tokens host_blocks host_tokens"
     " lane x_prev x_next x_tokens idle l_prev l_next hosted h_prev h_next thinks copies loads",
 )
 """The KV of one session. ``blocks`` on the card hold ``tokens``; the host tier holds ``host_tokens``; ``lane``:
-the transfer it is in, bringing its side to ``x_tokens`` with ``x_left`` bytes to go. A sequence in a transfer is
-pinned: not dropped, not moved, not resumed, except that a swap-out is called off when the session returns.
-``copies`` and ``loads`` count transfers completed towards the host tier and back."""
+the transfer it is in, bringing its side to ``x_tokens`` with ``x_left`` of ``x_size`` bytes to go. A sequence in a
+transfer is pinned: not dropped, not moved, not resumed, except that a swap-out is called off when the session
+returns. ``copies`` and ``loads`` count transfers completed towards the host tier and back."""
 
 WORKER: Final = _dtype(
-    f8="kv_token_bytes block_bytes group_bytes weights q0 q0_net map_s load_patience overhead"
+    f8="kv_token_bytes block_bytes group_bytes weights q0 q0_net map_s unmap_s guard_s load_patience overhead"
     " gemm_floor gemm_sequence gemm_base gemm_token decode_base decode_sequence decode_kv prefill_base"
     " prefill_token prefill_context act_base act_token act_sequence"
     " rho v kv_decode credit stall starting_until next_timeout premap_s activation"
     " recent_iterations recent_time finished finished_context finished_context_sq rejected output_tokens"
     " prompt_tokens recomputed good_tokens judged violations preemptions oom evicted_bytes loaded_bytes"
+    " cap gap gap_time gap_iterations last_iteration prefill_rate"
     " compacted_bytes arrived timeouts crashed e_started e_evicted e_compacted e_groups e_pause_us e_loaded",
     i8="card request_at request_end first_at first_end chunk_at chunk_end group_at groups bpg block_tokens"
     " physical offload prefetch page_aware batch_tokens max_preemptions max_retries premapped"
     " max_running n_dec n_pre mapped free pool idle_blocks reserved chunk_free chunk_new"
     " q_head q_tail q_len l_head l_tail n_idle heap_len admissions blocked floor_blocks hint top freed_last generation"
-    " seq_at seq_end aside quota_groups",
+    " seq_at seq_end aside quota_groups by_deadline sheds capped watermark returns q_late n_away",
 )
 """One worker. ``v`` counts decode iterations; ``e_*`` are effects since the last command; ``seq_at`` to ``seq_end``
-are its sequences; ``aside``: blocks kept for moves, in no count of free ones; ``quota_groups``: commanded quota."""
+are its sequences; ``aside``: blocks kept for moves, in no count of free ones; ``quota_groups``: commanded quota;
+``cap``: running cap in force; ``gap``: smoothed time between tokens; ``q_late``: first of the queue's late part;
+``n_away``: sequences in the host tier only."""
 
 CARD: Final = _dtype(
     f8="hbm capacity weights runtime slack reserve host_capacity host_used link hbm_rate mapped_bytes"
-    " stall moved utilisation utilisation_idle substep restart_s",
-    i8="first workers guard control_every prefetch_every timeout_every last_mapper h_head h_tail timeouts substeps",
+    " stall moved utilisation utilisation_idle substep restart_s failures",
+    i8="transfers failed n_hosted silent first workers guard control_every prefetch_every timeout_every last_mapper"
+    " h_head h_tail timeouts substeps",
 )
-"""One card: its memory account, host tier and link."""
+"""One card: its memory account, host tier and link; ``failures``: share of ``transfers`` that fail."""
 
 GROUP: Final = _dtype(u8="free aside", i8="mapped")
 """One page group: a bit per free block, and one per block kept as a move's destination; none while not mapped."""
@@ -188,6 +200,10 @@ class State(NamedTuple):
     """int64, one per group: scratch of compaction"""
     sizes: I8
     """int64 [W, 65]: scratch of compaction"""
+    pick: I8
+    """int64 [M]: scratch of eviction, a heap per worker of sequences that may leave"""
+    score: F8
+    """float64 [M]: their scores"""
     lane: I8
     """int64 [C, 4, 2]: head and tail of each transfer lane"""
     ttft: F8

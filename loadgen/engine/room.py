@@ -7,12 +7,16 @@ own share, idle KV of a neighbour above his. Preempting is the batch's business,
 
 from __future__ import annotations
 
+import math
+
 from loadgen.engine.jit import kernel
 from loadgen.engine.pages import empty_group, map_group, release, unmap_group
 from loadgen.engine.records import WAITING, State
 
 COPY_SEARCH = 32
-"""Among so many of the least recently used, one with a copy is preferred."""
+"""Among so many of the least recently used, one with a copy is preferred, and one that has ended before all."""
+FOREVER_S = 3600.0
+"""Nobody expects anything beyond this."""
 
 
 @kernel
@@ -53,7 +57,7 @@ def idle_remove(s: State, w: int, q: int) -> None:
 @kernel
 def return_in_s(s: State, q: int, t: float) -> float:
     """Expected seconds until the session's next turn; one that is overdue is expected to be as late again."""
-    return float(abs(s.sequence[q].due - t))
+    return float(min(abs(s.sequence[q].due - t), FOREVER_S))
 
 
 @kernel
@@ -73,6 +77,9 @@ def drop_idle(s: State, w: int) -> bool:
                 if fallback < 0:
                     fallback = q
             else:
+                if math.isinf(seq.due):
+                    chosen = q
+                    break
                 if chosen < 0:
                     chosen = q
                 if seq.host_tokens >= seq.tokens:
@@ -129,6 +136,7 @@ def _neighbour_gives(s: State, w: int) -> bool:
             g = empty_group(s, n)
             if g >= 0:
                 unmap_group(s, n, g)
+                worker.stall += s.worker[n].unmap_s + worker.guard_s
                 return True
     return False
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import math
 
-from loadgen.engine.batch import admit, crash
+from loadgen.engine.admission import admit
+from loadgen.engine.batch import crash
 from loadgen.engine.compaction import compact
+from loadgen.engine.eviction import evict
+from loadgen.engine.host import blocks_of, expire
 from loadgen.engine.iterate import prefill_gives_up, ready, run
 from loadgen.engine.jit import entry, kernel
-from loadgen.engine.link import blocks_of, evict, prefetch, pump
+from loadgen.engine.link import backlog_bytes, prefetch, pump
 from loadgen.engine.pages import empty_group, map_group, unmap_group
-from loadgen.engine.records import F8, State
+from loadgen.engine.records import F8, LANE_SWAP, LANE_WRITE, LANES, State
 from loadgen.engine.room import hard_groups
+from loadgen.engine.rules import next_cap, offload_bytes, smoothed_gap_s
 from loadgen.engine.waiting import arrivals, give_up
 from schemas.actions import MAX_RUNNING_HIGH, MAX_RUNNING_LOW, RHO_MIN
 
@@ -97,6 +101,32 @@ def _account(s: State, c: int) -> None:
 
 
 @kernel
+def _look(s: State, w: int, t: float) -> None:
+    """The fast control's look at a worker, once a second: its running cap, and idle KV to copy ahead of need."""
+    worker = s.worker[w]
+    card = s.card[worker.card]
+    if worker.capped == 1 and worker.n_dec > 0:
+        limit = math.inf
+        for i in range(worker.n_dec):
+            limit = min(limit, s.request[s.dec_request[w, i]].tpot_limit)
+        if worker.gap_iterations > 0.0:
+            worker.gap = smoothed_gap_s(worker.gap, worker.gap_time / worker.gap_iterations)
+        running = float(worker.n_dec + worker.n_pre)
+        worker.cap = next_cap(worker.cap, float(worker.max_running), running, worker.gap, limit)
+    worker.gap_time = 0.0
+    worker.gap_iterations = 0.0
+    if worker.watermark == 1 and worker.n_idle > 0:
+        held = (worker.mapped * worker.bpg - worker.free - worker.aside) * worker.block_bytes
+        backlog = 0.0
+        for lane in range(LANES):
+            backlog += backlog_bytes(s, worker.card, lane)
+        idle = worker.idle_blocks * worker.block_bytes
+        size = offload_bytes(held, hard_groups(s, w) * worker.group_bytes, idle, backlog, card.link)
+        if size > 0.0:
+            evict(s, w, size, t, LANE_WRITE)
+
+
+@kernel
 def step_card(s: State, c: int, count: int) -> None:
     """Advance one card by ``count`` sub-steps."""
     card = s.card[c]
@@ -110,6 +140,10 @@ def step_card(s: State, c: int, count: int) -> None:
         pump(s, c, dt)
         if card.substeps % card.prefetch_every == 0:
             prefetch(s, c, t)
+            if card.silent == 1:
+                expire(s, c, t)
+            for w in range(first, last):
+                _look(s, w, t)
         busy = 0
         for w in range(first, last):
             worker = s.worker[w]
@@ -178,6 +212,6 @@ def obey(s: State, orders: F8, rho_max: float) -> None:
             worker.generation += 1
         card = s.card[worker.card]
         if orders[2, w] > 0.0:
-            evict(s, w, orders[2, w], card.substeps * card.substep)
+            evict(s, w, orders[2, w], card.substeps * card.substep, LANE_SWAP)
         if orders[3, w] > 0.0:
             compact(s, w, orders[3, w])

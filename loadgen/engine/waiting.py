@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 
+from loadgen.engine.host import blocks_of, host_truncate
 from loadgen.engine.jit import kernel
-from loadgen.engine.link import blocks_of, cancel, host_truncate
+from loadgen.engine.link import cancel
 from loadgen.engine.pages import release
 from loadgen.engine.records import (
     CLIENT_TIMEOUT,
     LANE_SWAP,
     NEVER_FITS,
+    NONE,
+    ORACLE,
     REJECTED,
+    TABLE,
     WAITING,
     State,
 )
 from loadgen.engine.room import idle_remove
+from loadgen.engine.rules import deadline_s
 
 MEDIAN_STEP = 1.05
 """A think time above the running median raises it by this factor, one below lowers it."""
@@ -67,27 +72,71 @@ def heap_pop(s: State, w: int) -> int:
 
 
 @kernel
+def _insert(s: State, w: int, r: int, before: int) -> None:
+    """Link a request into the queue behind ``before``, -1: as its head."""
+    worker = s.worker[w]
+    request = s.request[r]
+    after = worker.q_head if before < 0 else s.request[before].q_next
+    request.q_prev = before
+    request.q_next = after
+    if before >= 0:
+        s.request[before].q_next = r
+    else:
+        worker.q_head = r
+    if after >= 0:
+        s.request[after].q_prev = r
+    else:
+        worker.q_tail = r
+
+
+@kernel
+def _earlier(s: State, w: int, deadline: float) -> int:
+    """The request behind which one of this deadline belongs, -1: none; looks from the end that seems nearer."""
+    worker = s.worker[w]
+    last = worker.q_tail if worker.q_late < 0 else s.request[worker.q_late].q_prev
+    if last < 0 or s.request[last].deadline <= deadline or not math.isnan(s.request[last].first_token):
+        return int(last)
+    r = worker.q_head
+    if deadline - s.request[r].deadline < s.request[last].deadline - deadline:
+        while s.request[r].deadline <= deadline or not math.isnan(s.request[r].first_token):
+            r = s.request[r].q_next
+        return int(s.request[r].q_prev)
+    r = last
+    while r >= 0 and s.request[r].deadline > deadline and math.isnan(s.request[r].first_token):
+        r = s.request[r].q_prev
+    return int(r)
+
+
+@kernel
+def set_late(s: State, w: int, r: int) -> None:
+    """Put a waiting request behind all that can still meet their limit."""
+    queue_remove(s, w, r)
+    worker = s.worker[w]
+    worker.q_len += 1
+    _insert(s, w, r, worker.q_tail)
+    s.request[r].late = 1
+    if worker.q_late < 0:
+        worker.q_late = r
+
+
+@kernel
 def queue_push(s: State, w: int, r: int, front: bool) -> None:
-    """Put a request into the queue: new ones at the end, preempted ones at the front."""
+    """Put a request into the queue: new ones at the end, preempted ones at the front; or by deadline."""
     worker = s.worker[w]
     request = s.request[r]
     request.phase = WAITING
     worker.q_len += 1
-    if worker.q_head < 0:
-        request.q_prev = -1
-        request.q_next = -1
-        worker.q_head = r
-        worker.q_tail = r
-    elif front:
-        request.q_prev = -1
-        request.q_next = worker.q_head
-        s.request[worker.q_head].q_prev = r
-        worker.q_head = r
-    else:
-        request.q_next = -1
-        request.q_prev = worker.q_tail
-        s.request[worker.q_tail].q_next = r
-        worker.q_tail = r
+    request.late = 0
+    before = NONE if front else worker.q_tail
+    if worker.by_deadline == 1:
+        if math.isnan(request.first_token):
+            before = _earlier(s, w, request.deadline)
+        elif request.first_token > request.deadline:
+            before = worker.q_tail
+            request.late = 1
+    _insert(s, w, r, before)
+    if request.late == 1 and worker.q_late < 0:
+        worker.q_late = r
     worker.next_timeout = min(worker.next_timeout, request.timeout)
 
 
@@ -97,6 +146,8 @@ def queue_remove(s: State, w: int, r: int) -> None:
     worker = s.worker[w]
     request = s.request[r]
     worker.q_len -= 1
+    if worker.q_late == r:
+        worker.q_late = request.q_next
     if request.q_prev >= 0:
         s.request[request.q_prev].q_next = request.q_next
     else:
@@ -108,8 +159,21 @@ def queue_remove(s: State, w: int, r: int) -> None:
 
 
 @kernel
+def _due(s: State, w: int, r: int, t: float) -> float:
+    """When the session's next turn is expected, inf: never, by what the worker goes by."""
+    worker = s.worker[w]
+    request = s.request[r]
+    if worker.returns == ORACLE:
+        return float(t + request.think) if request.next >= 0 else math.inf
+    if worker.returns == TABLE and not math.isnan(request.expected):
+        return float(t + request.expected)
+    seq = s.sequence[request.seq]
+    return float(t + (s.think[w, seq.klass] + seq.thinks * seq.think) / (1 + seq.thinks))
+
+
+@kernel
 def end_turn(s: State, w: int, r: int, t: float) -> None:
-    """The turn is over, answered or not: its session thinks, or ends and leaves nothing behind."""
+    """The turn is over, answered or not: its session thinks, or ends. One that says so leaves nothing behind."""
     request = s.request[r]
     q = request.seq
     seq = s.sequence[q]
@@ -117,8 +181,9 @@ def end_turn(s: State, w: int, r: int, t: float) -> None:
         following = s.request[request.next]
         following.arrival = t + request.think
         heap_push(s, w, following.arrival, request.next)
+    if request.next >= 0 or s.card[s.worker[w].card].silent == 1:
         seq.idle_since = t
-        seq.due = t + (s.think[w, seq.klass] + seq.thinks * seq.think) / (1 + seq.thinks)
+        seq.due = _due(s, w, r, t)
         return
     cancel(s, q)
     if seq.idle == 1:
@@ -150,6 +215,7 @@ def arrive(s: State, w: int, r: int) -> None:
     request = s.request[r]
     seq = s.sequence[request.seq]
     worker.arrived += 1
+    request.deadline = deadline_s(request.arrival, request.ttft_limit, request.completion_limit)
     request.timeout = request.arrival + request.patience if s.card[worker.card].timeouts == 1 else math.inf
     if seq.request != r:
         gap = request.arrival - seq.idle_since

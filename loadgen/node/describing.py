@@ -61,7 +61,7 @@ def snapshot(engines: Emulation, i: int, asked: Snapshot) -> SnapshotReply:
         returning_bytes=0,
         relocating_bytes=engines.memory.workers[i].open_bytes if engines.memory is not None else 0,
         mapped_bytes=int(engines.mapped_bytes(i)),
-        free_block_bytes=int(engines.mapped_bytes(i) - engines.metric(i, "kv_bytes")),
+        free_block_bytes=int(engines.mapped_bytes(i) - kv),
         floor_bytes=int(engines.metric(i, "floor_bytes")),
         lease_until_ns=quota.lease_until_ns,
         host_free_bytes=int(max(host_free, 0.0)),

@@ -39,6 +39,8 @@ from schemas.engine import (
 from schemas.identity import STEP_NS, STEP_S, Order
 from schemas.metrics import COLUMN
 from schemas.telemetry import pack_metrics
+from services.actuator.effects import DEFAULTS
+from services.actuator.memory.receipts import ENGINE, OUT
 
 if TYPE_CHECKING:  # the node's logic needs no compiled fleet: tests run it on plain numbers
     from loadgen.engine import views
@@ -50,10 +52,6 @@ F8 = NDArray[np.float64]
 CAPABILITIES: Final = ("set_quota", "evict", "sessions", "receipt")
 """No ``grants``: the fleet's guard owns the card's account, and looks and maps in one thread. With memory behind the
 blocks ``compact`` comes on top, and ``prefetch`` where the fleet does not bring sessions back by itself."""
-
-
-HARD_RESERVE_BYTES: Final = 1e9
-"""Of a shared card that no hard quota hands out (the actuator's EffectSettings)."""
 
 
 class Stepper(Protocol):
@@ -235,7 +233,7 @@ class Emulation:
         cards = self.fleet.card_of
         others = [k for k in range(len(self.workers)) if k != i and cards[k] == cards[i]]
         held = sum(max(self.mapped_bytes(k), self.metric(k, "floor_bytes")) for k in others)
-        return self.metric(i, "card_kv_capacity_bytes") - held - (HARD_RESERVE_BYTES if others else 0.0)
+        return self.metric(i, "card_kv_capacity_bytes") - held - (DEFAULTS.reserve_bytes if others else 0.0)
 
     @property
     def capabilities(self) -> tuple[str, ...]:
@@ -302,8 +300,8 @@ class Emulation:
 
     def asker(self, i: int, sequence: int, kind: str) -> tuple[str, float]:
         """Who asked for a session's transfer ``out`` or ``back``, and how many seconds ago by the wall."""
-        found = self.movements[i].asked_by(sequence, "evict" if kind == "out" else "prefetch")
-        return ("engine", 0.0) if found is None else (found[0], self._wall_s() - found[1])
+        found = self.movements[i].asked_by(sequence, "evict" if kind == OUT else "prefetch")
+        return (ENGINE, 0.0) if found is None else (found[0], self._wall_s() - found[1])
 
     def _receipt(self, i: int, action_id: str, movement: Movement | None = None, detail: str = "") -> Receipt:
         quota = self.quotas[i]

@@ -10,15 +10,13 @@ from numpy.typing import NDArray
 from loadgen.engine.relocation import FREE, RESERVED, UNMAPPED
 from loadgen.node.worker_arena import WorkerArena
 from services.actuator.memory import planner
-from services.actuator.memory.errors import BadMoves
 from services.actuator.memory.geometry import Geometry
 from services.actuator.memory.occupancy import Occupancy
-from services.actuator.memory.relocations import Committed, Ticket
+from services.actuator.memory.relocations import Committed, Ticket, refuse
 from services.actuator.memory.states import BlockState
 from services.actuator.memory.tickets import Planned
 
 I8 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
 
 
 class Tables(Protocol):
@@ -84,10 +82,10 @@ class FleetPool:
         self.geometry.group_of(moves.reshape(-1))
         held, pinned = self._fleet.owners(self._worker)
         uses = np.bincount(moves.reshape(-1), minlength=1)
-        self._refuse("block named more than once", moves, (uses[moves[:, 0]] > 1) | (uses[moves[:, 1]] > 1), 0)
-        self._refuse("source is nobody's", moves, held[moves[:, 0]] < 0, 0)
-        self._refuse("source is in a transfer", moves, pinned[moves[:, 0]] != 0, 0)
-        self._refuse("destination is not free", moves, held[moves[:, 1]] != FREE, 1)
+        refuse("block named more than once", moves, (uses[moves[:, 0]] > 1) | (uses[moves[:, 1]] > 1))
+        refuse("source is nobody's", moves, held[moves[:, 0]] < 0)
+        refuse("source is in a transfer", moves, pinned[moves[:, 0]] != 0)
+        refuse("destination is not free", moves, held[moves[:, 1]] != FREE, 1)
         self._fleet.reserve(self._worker, moves[:, 1].copy())
         self._newest += 1
         return Ticket(self._newest, moves, self.epoch[moves[:, 0]].copy())
@@ -115,9 +113,3 @@ class FleetPool:
 
     def tick(self) -> int:
         return 0
-
-    @staticmethod
-    def _refuse(reason: str, moves: I8, bad: Bool, side: int) -> None:
-        if bad.any():
-            first = int(bad.argmax())
-            raise BadMoves(reason, int(bad.sum()), first, int(moves[first, side]))

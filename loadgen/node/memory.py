@@ -12,8 +12,9 @@ import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ from services.actuator.memory.geometry import Geometry
 from services.actuator.memory.host_tier import HostTier
 from services.actuator.memory.mover import BATCH, NumpyMover
 from services.actuator.memory.paths import fixed
+from services.actuator.memory.receipts import ENGINE
 
 log = logging.getLogger(__name__)
 
@@ -122,11 +124,9 @@ class NodeMemory:
         workers: Sequence[WorkerMemory],
         scale: int,
         keepers: Sequence[GateKeeper],
-        folder: Path = segment.FOLDER,
     ) -> None:
         self.workers = tuple(workers)
         self.scale = scale
-        self.folder = folder
         self._fleet = fleet
         self._keepers = tuple(keepers)
 
@@ -184,20 +184,20 @@ def create(
         geometry = Geometry(int(block_bytes[w]) // scale, int(per_group[w]), int(blocks[w] // per_group[w]))
         bytes_, keeper = _shared(f"{key}-{w}", geometry, folder)
         tier = HostTier(PrivateArena(host_geometry(geometry.block_bytes, max(int(slots[w]), 1))), mover, verify=True)
-        arena = WorkerArena(bytes_, tier, scale, seed=w + 1, asker=_for_worker(asker, w))
+        arena = WorkerArena(bytes_, tier, scale, seed=w + 1, asker=partial(asker, w))
         relocation = EngineArena(
             FleetPool(fleet, w, arena),
             first_ticket=life + 1,
             plan=FleetPool.plan,
-            base=_for_worker(base, w),
+            base=partial(base, w),
             fence=keeper,
-            same=_same(bytes_),
-            copy=_copier(mover, bytes_),
+            same=partial(_same, bytes_),
+            copy=partial(mover.move, bytes_, asked_by=ENGINE),
             scale=scale,
         )
         made.append(WorkerMemory(arena, relocation, bytes_.name if isinstance(bytes_, SharedArena) else ""))
         keepers += [keeper] if keeper is not None else []
-    return NodeMemory(fleet, made, scale, keepers, folder)
+    return NodeMemory(fleet, made, scale, keepers)
 
 
 def scale_for(block_bytes: I8, blocks: I8, budget_bytes: int) -> int:
@@ -217,22 +217,8 @@ def _shared(name: str, geometry: Geometry, folder: Path) -> tuple[NumpyArena, Ga
     return arena, GateKeeper.create(gate_path(name, folder))
 
 
-def _same(arena: NumpyArena) -> Callable[[I8], NDArray[np.bool_]]:
-    def same(moves: I8) -> NDArray[np.bool_]:
-        return np.equal(arena.checksum(moves[:, 0]), arena.checksum(moves[:, 1]))
-
-    return same
-
-
-def _copier(mover: NumpyMover, arena: NumpyArena) -> Callable[[I8], None]:
-    def copy(moves: I8) -> None:
-        mover.move(arena, moves, asked_by="engine")
-
-    return copy
-
-
-def _for_worker(ask: Callable[..., Any], worker: int) -> Callable[..., Any]:
-    return lambda *arguments: ask(worker, *arguments)
+def _same(arena: NumpyArena, moves: I8) -> NDArray[np.bool_]:
+    return np.equal(arena.checksum(moves[:, 0]), arena.checksum(moves[:, 1]))
 
 
 def _sum(one: Moved, other: Moved) -> Moved:

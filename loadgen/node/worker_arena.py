@@ -9,6 +9,7 @@ the bytes: a block that a relocation, a swap-out or a return lost or mixed up is
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -18,10 +19,9 @@ from numpy.typing import NDArray
 
 from schemas.movement import Moved
 from services.actuator.memory.arrays import NumpyArena
-from services.actuator.memory.errors import IllegalTransition
 from services.actuator.memory.host_tier import HostTier
-from services.actuator.memory.receipts import Transfer
-from services.actuator.memory.tier_errors import TornSlot, UnknownEntry
+from services.actuator.memory.receipts import BACK, OUT, Transfer
+from services.actuator.memory.tier_errors import TierFull, TornSlot, UnknownEntry
 
 I8 = NDArray[np.int64]
 U1 = NDArray[np.uint8]
@@ -63,7 +63,8 @@ class Figures(msgspec.Struct):
     swapped_out: int = 0
     brought_back: int = 0
     unseen: int = 0
-    """Of sessions that came and went between two looks: their content was never there to be copied."""
+    """Of sessions that came and went between two looks, or for which others made room in between that this tier
+    did not have yet: their content was never copied, so nobody compares it when they come back."""
     verified: int = 0
     wrong: int = 0
     """Blocks that did not hold what they must."""
@@ -110,9 +111,13 @@ class WorkerArena:
             self.verify(blocks)
         self._unverified = []
         before = self._before
-        copied = loaded = np.zeros(len(sessions.sequence), bool)
+        copied = loaded = forgotten = np.zeros(len(sessions.sequence), bool)
         if before is not None:
             copied, loaded = sessions.copies != before.copies, sessions.loads != before.loads
+            forgotten = (sessions.host_blocks == 0) & (before.host_blocks > 0)
+        # First, since the fleet gave their room to others; but who came back is read before.
+        for q, _ in _rows(sessions, forgotten & ~loaded):
+            self._forget(q)
         for q, wanted in _rows(sessions, copied & (sessions.blocks == 0)):
             self._leave(q, self._table(q), wanted)
         changed = np.flatnonzero(held != self.held)
@@ -121,9 +126,8 @@ class WorkerArena:
             self._come_back(q)
         for q, wanted in _rows(sessions, copied & (sessions.blocks > 0)):
             self._leave(q, self._table(q), wanted)
-        if before is not None:
-            for sequence in sessions.sequence[(sessions.host_blocks == 0) & (before.host_blocks > 0)].tolist():
-                self._forget(sequence)
+        for q, _ in _rows(sessions, forgotten & loaded):
+            self._forget(q)
         self._before = sessions
         self._turn = (self._turn + 1) % VERIFY_PARTS
         touched = np.zeros(len(held), bool)
@@ -146,16 +150,14 @@ class WorkerArena:
         self.figures.move_bytes += len(moves) * self.arena.geometry.block_bytes
         self._unverified.append(destinations.copy())
 
-    def verify(self, blocks: I8) -> int:
-        """Compare blocks with what they must hold; counts and gives how many do not."""
-        wrong = int(np.count_nonzero(self.arena.checksum(blocks) != self._expected[blocks]))
+    def verify(self, blocks: I8) -> None:
+        """Compare blocks with what they must hold, and count those that do not."""
         self.figures.verified += len(blocks)
-        self.figures.wrong += wrong
-        return wrong
+        self.figures.wrong += int(np.count_nonzero(self.arena.checksum(blocks) != self._expected[blocks]))
 
-    def verify_all(self) -> int:
+    def verify_all(self) -> None:
         """:meth:`verify` for every block that somebody holds."""
-        return self.verify(np.flatnonzero(self.held >= 0))
+        self.verify(np.flatnonzero(self.held >= 0))
 
     def take(self) -> list[Moved]:
         """Transfers since the last call."""
@@ -201,8 +203,13 @@ class WorkerArena:
         entry = self.tier.account.held(sequence)
         # The last block of the copy that is there may have been half full then.
         keep = min(max(len(entry.slots) - 1, 0), len(blocks) - 1) if entry is not None else 0
-        ticket = self.tier.prepare_put(sequence, len(blocks), keep)
-        asked_by, queue_s = self._asker(sequence, "out")
+        try:
+            ticket = self.tier.prepare_put(sequence, len(blocks), keep)
+        except TierFull:
+            self.figures.unseen += len(blocks)
+            self._forget(sequence)
+            return
+        asked_by, queue_s = self._asker(sequence, OUT)
         done = self.tier.write(ticket, self.arena, blocks[keep:], asked_by=asked_by)
         self.tier.commit_put(ticket)
         self._record(done, queue_s)
@@ -219,7 +226,7 @@ class WorkerArena:
             return
         blocks = blocks[: len(ticket.slots)]
         self.arena.write(blocks, np.zeros((len(blocks), self.arena.geometry.block_bytes), np.uint8))
-        asked_by, queue_s = self._asker(sequence, "back")
+        asked_by, queue_s = self._asker(sequence, BACK)
         try:
             done = self.tier.read(ticket, self.arena, blocks, asked_by=asked_by)
         except TornSlot as torn:
@@ -233,10 +240,8 @@ class WorkerArena:
         self.figures.back_bytes += done.bytes
 
     def _forget(self, sequence: int) -> None:
-        try:
+        with contextlib.suppress(UnknownEntry):
             self.tier.drop(sequence)
-        except (UnknownEntry, IllegalTransition):
-            return
 
     def _write(self, blocks: I8, owners: I8, places: I8) -> None:
         """Content of block ``places[i]`` of sequence ``owners[i]``, int64 [n] each: words mixed of both."""
@@ -249,9 +254,7 @@ class WorkerArena:
         self.figures.written += len(blocks)
 
     def _record(self, done: Transfer, queue_s: float) -> None:
-        self.transfers.append(
-            Moved(done.kind, done.path, done.bytes, done.pieces, done.seconds, queue_s, done.asked_by, self.scale)
-        )
+        self.transfers.append(msgspec.structs.replace(done, queue_s=queue_s).moved(self.scale))
 
 
 def _rows(sessions: Sessions, chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:

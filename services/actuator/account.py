@@ -47,7 +47,7 @@ class Known(msgspec.Struct):
     asked: Snapshot = Snapshot()
     """What ``said`` answers."""
     said: SnapshotReply | None = None
-    """The newest snapshot, until its sessions were used."""
+    """The newest snapshot; None before the first."""
 
 
 class Card:

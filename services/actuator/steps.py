@@ -136,12 +136,14 @@ class NodeSteps:
         return sum(member.changed_quota for member in self.members.values())
 
     @staticmethod
-    async def _each(work: Sequence[Coroutine[Any, Any, Any]], members: Sequence[Member]) -> list[Any]:
+    async def _each(work: Sequence[Coroutine[Any, Any, None]], members: Sequence[Member]) -> None:
         """Together where engines make us wait, one after the other where they do not: a task costs more
         than an in-process engine's whole step."""
         if len(work) > 1 and any(member.engine.waits for member in members):
-            return list(await asyncio.gather(*work))
-        return [await one for one in work]
+            await asyncio.gather(*work)
+            return
+        for one in work:
+            await one
 
     def _member(self, worker: str) -> Member | None:
         member = self.members.get(worker)

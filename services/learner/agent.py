@@ -17,23 +17,25 @@ from numpy.typing import NDArray
 
 from services.errors import PolicyError
 from services.learner.adam import MOMENTS, Adam
-from services.learner.backprop import Dueling, Layer, forward
+from services.learner.backprop import Layer, dueling, forward
 from services.qnet import QNet
+
+_KINDS = ("weight", "bias")
 
 
 class Net(NamedTuple):
     """A network's parts as :mod:`backprop` works on them."""
 
     hidden: list[Layer]
-    heads: Dueling
+    heads: Layer
+    """Value and advantage, 1 + actions rows."""
     risk_hidden: list[Layer]
     """One layer, or none where there is no risk head."""
     risk: Layer | None
 
     def q(self, inputs: torch.Tensor) -> torch.Tensor:
         """Q float32 [n, actions] of normalised inputs float32 [n, inputs]; no gradient."""
-        weight, bias = self.heads.joined()
-        return torch.addmm(bias, forward(self.hidden, inputs)[-1], weight.t())
+        return dueling(torch.addmm(self.heads.bias, forward(self.hidden, inputs)[-1], self.heads.weight.t()))
 
     def risks(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """Risk float32 [n, actions], None without a risk head; no gradient."""
@@ -85,24 +87,45 @@ def agent_of(online: QNet, learning_rate: float) -> Agent:
     gradient = torch.zeros_like(vector)
     vector.grad = gradient
     optimizer = Adam([vector], learning_rate=learning_rate, eps=1e-5)
-    net, target_net = _net(online, gradient), _net(target, torch.empty_like(target_vector))
+    net, target_net = _net(online, vector, gradient), _net(target, target_vector, torch.empty_like(target_vector))
     return Agent(online, target, vector, gradient, target_vector, optimizer, net, target_net)
 
 
-def _net(net: QNet, gradient: torch.Tensor) -> Net:
-    gradients = dict(zip((name for name, _ in net.named_parameters()), _views(gradient, net), strict=True))
-    weights = {name: parameter.data for name, parameter in net.named_parameters()}
+def _net(net: QNet, vector: torch.Tensor, gradient: torch.Tensor) -> Net:
+    weights, gradients = (dict(zip(layout(net), _views(one, net), strict=True)) for one in (vector, gradient))
 
     def layer(name: str) -> Layer:
-        parts = [f"{name}.weight", f"{name}.bias"]
+        parts = [f"{name}.{kind}" for kind in _KINDS]
         return Layer(*(weights[part] for part in parts), *(gradients[part] for part in parts))
+
+    def both(kind: str, where: dict[str, torch.Tensor], one: torch.Tensor) -> torch.Tensor:
+        """Both heads' as one tensor: they are neighbours in the vector."""
+        value, advantage = where[f"value.{kind}"], where[f"advantage.{kind}"]
+        shape = (1 + net.actions, *advantage.shape[1:])
+        return one[value.storage_offset() :][: value.numel() + advantage.numel()].view(shape)
 
     return Net(
         [layer(f"hidden.{k}") for k in range(len(net.sizes))],
-        Dueling(layer("value"), layer("advantage")),
+        Layer(
+            *(both(kind, w, v) for w, v in ((weights, vector), (gradients, gradient)) for kind in ("weight", "bias"))
+        ),
         [layer("risk_hidden")] if net.risk_size else [],
         layer("risk") if net.risk_size else None,
     )
+
+
+def layout(net: QNet) -> list[str]:
+    """The tensors in the vector's order: as in the network, but the two heads' weights side by side, and biases."""
+    names = [name for name, _ in net.named_parameters()]
+    at = names.index("value.weight")
+    return [
+        *names[:at], "value.weight", "advantage.weight", "value.bias", "advantage.bias", *names[at + 4 :]
+    ]  # fmt: skip
+
+
+def _parameters(net: QNet) -> list[torch.nn.Parameter]:
+    named = dict(net.named_parameters())
+    return [named[name] for name in layout(net)]
 
 
 def tensors_of(agent: Agent) -> dict[str, NDArray[np.float32]]:
@@ -112,10 +135,10 @@ def tensors_of(agent: Agent) -> dict[str, NDArray[np.float32]]:
         for part, net in (("online", agent.online), ("target", agent.target))
         for name, tensor in net.state_dict().items()
     }
-    moments = agent.optimizer.state.get(agent.vector, {})
-    for moment, vector in moments.items():
-        views = [vector] * len(list(agent.online.parameters())) if moment == "step" else _views(vector, agent.online)
-        for (name, _), view in zip(agent.online.named_parameters(), views, strict=True):
+    names = layout(agent.online)
+    for moment, vector in agent.optimizer.state.get(agent.vector, {}).items():
+        views = [vector] * len(names) if moment == "step" else _views(vector, agent.online)
+        for name, view in zip(names, views, strict=True):
             out[f"adam.{name}.{moment}"] = np.atleast_1d(view.numpy()).astype(np.float32)
     return out
 
@@ -131,7 +154,7 @@ def restore_agent(agent: Agent, tensors: Mapping[str, NDArray[np.float32]], upda
             state = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             net.load_state_dict({name: torch.from_numpy(t.copy()) for name, t in state.items()})
         if updates:
-            names = [name for name, _ in agent.online.named_parameters()]
+            names = layout(agent.online)
             agent.optimizer.state[agent.vector] = {
                 moment: _joined([tensors[f"adam.{name}.{moment}"] for name in names])
                 if moment != "step"
@@ -145,15 +168,16 @@ def restore_agent(agent: Agent, tensors: Mapping[str, NDArray[np.float32]], upda
 
 def _bound(net: QNet) -> torch.Tensor:
     """One vector with the network's weights, which become views of it."""
-    vector = torch.cat([one.detach().reshape(-1) for one in net.parameters()])
-    for parameter, view in zip(net.parameters(), _views(vector, net), strict=True):
+    vector = torch.cat([one.detach().reshape(-1) for one in _parameters(net)])
+    for parameter, view in zip(_parameters(net), _views(vector, net), strict=True):
         parameter.data = view
     return vector
 
 
 def _views(vector: torch.Tensor, net: QNet) -> list[torch.Tensor]:
-    sizes = [one.numel() for one in net.parameters()]
-    return [part.view(one.shape) for part, one in zip(torch.split(vector, sizes), net.parameters(), strict=True)]
+    own = _parameters(net)
+    parts = torch.split(vector, [one.numel() for one in own])
+    return [part.view(one.shape) for part, one in zip(parts, own, strict=True)]
 
 
 def _joined(parts: list[NDArray[np.float32]]) -> torch.Tensor:

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.learner.agent import Agent
-from services.learner.backprop import backward, forward
+from services.learner.backprop import backward, dueling, dueling_slope, forward
 from services.learner.risk import risk_loss
 
 _MAX_ACTIONS: Final = 8
@@ -52,16 +52,12 @@ class Batch(msgspec.Struct, frozen=True):
     """float32 [b], 1 when memory was exhausted within the horizon, 0 when not, NaN not known; None: no risk loss."""
 
     def split(self, parts: int) -> list[Batch]:
-        """``parts`` batches, the first of rows 0, parts, 2 parts, ...; the columns lie together in memory."""
+        """``parts`` batches of as many rows each, one after the other, without a copy."""
         if parts == 1:
             return [self]
         columns = [getattr(self, name) for name in self.__struct_fields__]
-        strided = [None if c is None else _interleaved(c, parts) for c in columns]
-        return [Batch(*(None if c is None else c[k] for c in strided)) for k in range(parts)]  # type: ignore[arg-type]
-
-
-def _interleaved(column: torch.Tensor, parts: int) -> torch.Tensor:
-    return column.view(len(column) // parts, parts, *column.shape[1:]).transpose(0, 1).contiguous()
+        chunks = [[None] * parts if c is None else c.chunk(parts) for c in columns]
+        return [Batch(*row) for row in zip(*chunks, strict=True)]
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -87,22 +83,27 @@ def allowed(masks: torch.Tensor, actions: int) -> torch.Tensor:
 
 _ALLOWED_OR_HOLD: Final = _ALLOWED.clone()
 _ALLOWED_OR_HOLD[0, 0] = True
+_PENALTY: Final = np.where(_ALLOWED_OR_HOLD.numpy(), np.float32(0), -np.float32(np.inf))
 
 
-def masked_argmax(q: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+def masked_argmax(q: torch.Tensor, masks: NDArray[np.uint8]) -> NDArray[np.int64]:
     """int64 [n]: the best allowed action of q float32 [n, actions]; masks uint8 [n]."""
-    return q.masked_fill(~allowed(masks, q.shape[1]), -torch.inf).argmax(dim=1)
+    values = q.numpy()
+    best: NDArray[np.int64] = (values + _PENALTY[masks, : values.shape[1]]).argmax(axis=1)
+    return best
 
 
 def target_q(
-    returns: torch.Tensor, discounts: torch.Tensor, best: torch.Tensor, next_target: torch.Tensor
-) -> torch.Tensor:
+    returns: NDArray[np.float32], discounts: NDArray[np.float32], best: NDArray[np.int64], next_target: torch.Tensor
+) -> NDArray[np.float32]:
     """y = R + G Q'(s', a*), float32 [b].
 
     ``returns`` R and ``discounts`` G float32 [b], ``best`` a* int64 [b] chosen by the online network,
     ``next_target`` Q'(s', .) float32 [b, actions].
     """
-    return returns + discounts * next_target.gather(1, best.unsqueeze(1)).squeeze(1)
+    worth: NDArray[np.float32] = next_target.numpy()[np.arange(len(best)), best]
+    # Where nothing follows, what the network says of nothing must not matter, be it NaN.
+    return returns + np.multiply(discounts, worth, out=np.zeros_like(returns), where=discounts > 0)
 
 
 def weighted_huber(
@@ -155,8 +156,8 @@ def gradient_step(
     """One step of Adam on L, then one of Polyak. A step that is not finite is not made."""
     net, size = agent.net, agent.target_vector.numel()
     passed = forward(net.hidden, batch.inputs)
-    weight, bias = net.heads.joined()
-    q = torch.addmm(bias, passed[-1], weight.t())
+    heads = net.heads
+    q = dueling(torch.addmm(heads.bias, passed[-1], heads.weight.t()))
     chosen = batch.actions.unsqueeze(1)
     # Rows of numbers go through NumPy, on the same memory: an operation on 64 of them costs a third there.
     errors = (q.gather(1, chosen).squeeze(1) - batch.targets).numpy()
@@ -167,7 +168,10 @@ def gradient_step(
         imitated, slopes = margin_loss(q, batch.actions, batch.masks, batch.weights * batch.demonstrated, margin)
         expert = float(imitated)
         by_q.add_(slopes, alpha=margin_weight)
-    backward(net.hidden, passed, net.heads.backward(passed[-1], by_q, weight))
+    by_heads = dueling_slope(by_q)
+    torch.mm(by_heads.t(), passed[-1], out=heads.weight_gradient)
+    torch.sum(by_heads, 0, out=heads.bias_gradient)
+    backward(net.hidden, passed, by_heads @ heads.weight)
     norms = [_clip(agent.gradient[:size], clip_norm)]
     if batch.exhausted is not None and net.risk is not None:
         at_risk = _risk_gradient(agent, batch)
@@ -197,7 +201,7 @@ def _risk_gradient(agent: Agent, batch: Batch) -> float:
 
 def _clip(gradient: torch.Tensor, largest: float) -> float:
     """Scale ``gradient`` in place to a norm of at most ``largest``; its norm before."""
-    norm = float(gradient.norm())
+    norm = math.sqrt(float(gradient.dot(gradient)))
     if norm > largest:
         gradient.mul_(largest / (norm + 1e-6))
     return norm

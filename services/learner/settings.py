@@ -30,7 +30,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_updates_per_fetch: Positive = 256
     """Gradient steps after one fetch at most; what is owed beyond is forgiven and counted, so that a fleet too
     large for one core makes learning thinner instead of later."""
-    updates_at_once: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+    updates_at_once: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8
     """Gradient steps whose batches are sampled and aimed together, at most: sampling and targets then cost less
     each, and are older by so many steps, which a target network that follows by ``tau`` a step does not notice."""
     batch: Positive = 64

@@ -43,21 +43,22 @@ def update(
     progress = min(1.0, agent.updates / settings.beta_updates)
     beta = settings.beta_start + (1.0 - settings.beta_start) * progress
     sample = replay.sample(settings.batch * steps, beta, rng)
-    places = sample.places
+    # Slices of the total priority lie in the order of the ring: each batch takes every steps-th of them.
+    order = np.arange(len(sample.places)).reshape(-1, steps).T.ravel()
+    places = sample.places[order]
     with_risk = agent.online.risk_size > 0
     chain = replay.chain(places, max(settings.n_step, settings.risk_steps if with_risk else 1))
     imitating = settings.margin_weight > 0
     columns = dqn.Batch(
         inputs=torch.from_numpy(encode(replay.states[places])),
         actions=torch.from_numpy(replay.actions[places].astype(np.int64)),
-        targets=targets(agent, replay, chain[: settings.n_step], settings, encode),
-        weights=torch.from_numpy(sample.weights),
+        targets=torch.from_numpy(targets(agent, replay, chain[: settings.n_step], settings, encode)),
+        weights=torch.from_numpy(sample.weights[order]),
         masks=torch.from_numpy(replay.masks[places]) if imitating else None,
         demonstrated=torch.from_numpy(replay.demonstrated[places].astype(np.float32)) if imitating else None,
         exhausted=torch.from_numpy(risk_labels(replay, chain[: settings.risk_steps])) if with_risk else None,
     )
     made = []
-    # Slices of the total priority lie in the order of the ring: each batch takes every steps-th of them.
     for batch in columns.split(steps):
         made.append(
             dqn.gradient_step(
@@ -66,14 +67,14 @@ def update(
             )
         )  # fmt: skip
     if all(step.applied for step in made):
-        replay.update(places, np.stack([step.errors for step in made], axis=1).ravel())
+        replay.update(places, np.concatenate([step.errors for step in made]))
     return made
 
 
 @torch.no_grad()
 def targets(
     agent: Agent, replay: ReplayBuffer, chain: NDArray[np.int64], settings: Settings, encode: Encode = normalise
-) -> torch.Tensor:
+) -> NDArray[np.float32]:
     """y float32 [b] of chains of places [n, b]: joined returns and the bootstrap value after each's last row.
 
     The state after row k-1 is row k's state: its Q tells what was greedy in row k and where a return bootstraps that
@@ -90,7 +91,7 @@ def targets(
     for k in range(length):
         here = last[going]
         q = agent.net.q(torch.from_numpy(encode(replay.next_states[here])))
-        best[going] = chosen = dqn.masked_argmax(q, torch.from_numpy(replay.next_masks[here])).numpy()
+        best[going] = chosen = dqn.masked_argmax(q, replay.next_masks[here])
         if k + 1 == length:
             break
         then = rows[k + 1, going]
@@ -102,12 +103,8 @@ def targets(
             break
         last[going] = then[goes]
     joined = join(replay.rewards[rows], replay.discounts[rows], known, on_policy)
-    return dqn.target_q(
-        torch.from_numpy(joined.returns),
-        torch.from_numpy(joined.discounts),
-        torch.from_numpy(best),
-        agent.target_net.q(torch.from_numpy(encode(replay.next_states[last]))),
-    )
+    then_q = agent.target_net.q(torch.from_numpy(encode(replay.next_states[last])))
+    return dqn.target_q(joined.returns, joined.discounts, best, then_q)
 
 
 def risk_labels(replay: ReplayBuffer, chain: NDArray[np.int64]) -> NDArray[np.float32]:

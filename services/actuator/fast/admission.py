@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 LATE = 1e12
-"""What a late request's deadline is put behind, seconds."""
+"""Rank of who has no limit, seconds; the late come behind."""
 RATE_WEIGHT = 0.2
 """How much of a new measurement the prefill rate takes over."""
 
@@ -39,8 +39,8 @@ def rank(deadline_s: float, meets: bool, has_first_token: bool) -> float:
     """The queue is served from the lowest rank: requests whose client already reads (preempted ones) first, then by
     deadline, and those that are late after all others."""
     if not meets:
-        return LATE + min(deadline_s, LATE)
-    return -math.inf if has_first_token else deadline_s
+        return LATE + deadline_s
+    return -math.inf if has_first_token else min(deadline_s, LATE)
 
 
 def prefill_ahead_tokens(batch_tokens: float, tokens_per_s: float, period_s: float) -> float:

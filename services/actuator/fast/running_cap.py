@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 
-LOWEST = 4.0
-CUT = 0.85
+LOWEST = 16.0
+"""A batch this small is bound by the weights: less would not bring tokens sooner, unless the ceiling says so."""
+CUT = 0.9
 """What remains of the cap when tokens come later than their limit."""
 RAISE = 2.0
 """What a calm look adds."""
-CALM = 0.9
+CALM = 0.95
 """Share of the limit below which there is room for more."""
-GAP_WEIGHT = 0.4
-"""How much of a new measurement the mean gap takes over: a look a second makes it a memory of some 2 s, shorter than
-most answers take."""
+GAP_WEIGHT = 0.15
+"""How much of a new measurement the mean gap takes over: a look a second makes it a memory of some 6 s, about what an
+answer takes, whose mean gap is what is promised."""
 
 
 def smoothed_gap_s(gap_s: float, measured_s: float) -> float:

@@ -6,9 +6,12 @@ MARGIN = 0.1
 """Share of the limit by which a prediction may be wrong."""
 
 
-def hopeless(now_s: float, deadline_s: float, first_token_in_s: float, limit_s: float) -> bool:
-    """Whether the first token would be late by more than the margin even if the request were admitted now.
+def hopeless(now_s: float, deadline_s: float, first_token_in_s: float, alone_s: float, limit_s: float) -> bool:
+    """Whether waiting has made the request hopeless: its first token would be late by more than the margin even if it
+    were admitted now.
 
-    ``limit_s``: what the client was promised, arrival to deadline; without a limit nobody is hopeless.
+    ``limit_s``: what the client was promised, arrival to deadline; without a limit nobody is hopeless. ``alone_s``:
+    what the first token takes with nothing ahead. A request that could not have been in time at all, since its
+    session's KV was lost, is not refused: served late, it is there for the session's next turn.
     """
-    return now_s + first_token_in_s > deadline_s + MARGIN * limit_s
+    return alone_s <= limit_s and now_s + first_token_in_s > deadline_s + MARGIN * limit_s

@@ -14,7 +14,7 @@ from services.actuator.memory.arrays import SharedArena
 from services.actuator.memory.gate import Gate
 from services.actuator.memory.geometry import Geometry
 from services.actuator.memory.mover import BATCH, Mover, NumpyMover
-from services.actuator.memory.paths import PathTable
+from services.actuator.memory.paths import fixed
 from services.actuator.memory.receipts import Transfer
 
 I8 = NDArray[np.int64]
@@ -45,7 +45,7 @@ class SharedAttachment:
         except BaseException:
             arena.close()
             raise
-        return cls(arena, gate, mover or NumpyMover(PathTable((said.block_bytes,), {BATCH: (1.0,)})))
+        return cls(arena, gate, mover or NumpyMover(fixed(BATCH)))
 
     @property
     def geometry(self) -> Geometry:

@@ -58,7 +58,7 @@ class EngineArena(Generic[P]):
         base: Callable[[str], Receipt],
         fence: Fence | None = None,
         same: Callable[[I8], Bool] | None = None,
-        copy: Callable[[I8], None] | None = None,
+        copy: Callable[[I8], object] | None = None,
         scale: int = 1,
         timer_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:

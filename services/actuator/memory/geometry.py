@@ -40,12 +40,6 @@ class Geometry(msgspec.Struct, frozen=True):
     def arena_bytes(self) -> int:
         return self.group_bytes * self.groups
 
-    @property
-    def needs_compaction(self) -> bool:
-        """False where one block is one page group, as in engines that keep a block's layers together: each free
-        block is a free group already."""
-        return self.blocks_per_group > 1
-
     def group_of(self, blocks: I8) -> I8:
         """Groups of blocks: int64 of the same shape. Raises BadGeometry for a block outside the arena."""
         if blocks.size and (blocks.min() < 0 or blocks.max() >= self.blocks):

@@ -176,11 +176,6 @@ def deficit_blocks(occupancy: Occupancy, geometry: Geometry, groups: int) -> int
     return max(groups * geometry.blocks_per_group - int(occupancy.free[usable].sum()), 0)
 
 
-def freeable_groups(occupancy: Occupancy, geometry: Geometry) -> int:
-    """Mapped groups that are empty or could be emptied: unprotected and without a stuck block."""
-    return int(np.count_nonzero(_usable(occupancy, geometry) & (occupancy.stuck == 0)))
-
-
 def _usable(occupancy: Occupancy, geometry: Geometry) -> Bool:
     """Mapped and unprotected, bool [groups]."""
     if len(occupancy.mapped) != geometry.groups:

@@ -137,21 +137,22 @@ class Relocations:
         sources, destinations = moves[:, 0], moves[:, 1]
         count = blocks.geometry.blocks
         outside = (moves < 0) | (moves >= count)
-        _refuse(f"outside blocks 0 to {count - 1}", moves, outside[:, 0] | outside[:, 1])
+        refuse(f"outside blocks 0 to {count - 1}", moves, outside[:, 0] | outside[:, 1])
         times = np.bincount(moves.reshape(-1), minlength=1)
         repeated = times[moves] > 1
-        _refuse("block named more than once", moves, repeated[:, 0] | repeated[:, 1])
+        refuse("block named more than once", moves, repeated[:, 0] | repeated[:, 1])
         state = blocks.state[sources]
-        _refuse("source is not live or idle", moves, (state != BlockState.LIVE) & (state != BlockState.IDLE))
-        _refuse("source is pinned", moves, blocks.pinned[sources])
-        _refuse("source is being written", moves, blocks.writing[sources])
+        refuse("source is not live or idle", moves, (state != BlockState.LIVE) & (state != BlockState.IDLE))
+        refuse("source is pinned", moves, blocks.pinned[sources])
+        refuse("source is being written", moves, blocks.writing[sources])
         groups = destinations // blocks.geometry.blocks_per_group
         taken = (blocks.state[destinations] != FREE) | ~blocks.mapped[groups]
-        _refuse("destination is not free", moves, taken, 1)
-        _refuse("destination is protected for a waiter", moves, blocks.protected[groups] != NO_WAITER, 1)
+        refuse("destination is not free", moves, taken, 1)
+        refuse("destination is protected for a waiter", moves, blocks.protected[groups] != NO_WAITER, 1)
 
 
-def _refuse(reason: str, moves: I8, bad: Bool, side: int = 0) -> None:
+def refuse(reason: str, moves: I8, bad: Bool, side: int = 0) -> None:
+    """BadMoves that names the first of ``moves`` int64 [n, 2] where ``bad`` bool [n], and its block on ``side``."""
     if bad.any():
         first = int(bad.argmax())
         raise BadMoves(reason, int(bad.sum()), first, int(moves[first, side]))

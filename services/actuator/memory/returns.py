@@ -2,9 +2,10 @@
 
 Each session's own gaps count first; where it has few they lean on the gaps of sessions of its kind that are at
 the same tempo, those on all sessions of the kind, and those on a flat guess (:func:`return_rates.shrunk` at every
-step). A ``kind`` is whatever the caller tells apart: the service class, or the class together with how the last
-turn ended. Sessions that still wait teach too, as exposure without an event; learning from returns alone would
-call every long wait impossible. DESIGN sections 5 and 7.
+step); the hour of the day changes the kind's rates where data shows that it does (``return_hours``). A ``kind`` is
+whatever the caller tells apart: the service class, or the class together with how the last turn ended. Sessions that
+still wait teach too, as exposure without an event; learning from returns alone would call every long wait
+impossible. DESIGN sections 5 and 7.
 
 All instants are seconds of one clock; ``now_s`` never runs backwards.
 """
@@ -12,23 +13,19 @@ All instants are seconds of one clock; ``now_s`` never runs backwards.
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from services.actuator.memory import return_rates as rates_of
+from services.actuator.memory.return_history import FIRST, Counts, History, Wait
+from services.actuator.memory.return_hours import HOURS, HourCounts
 from services.actuator.memory.return_rates import BINS, HORIZON_S
 from services.errors import MemoryPlaneError
 
 F8 = NDArray[np.float64]
 I8 = NDArray[np.int64]
-
-_TEMPO_EDGES: Final = (4.0, 6.0, 8.0, 12.0, 18.0, 30.0, 60.0, 150.0)
-_LAST_EDGES: Final = (5.0, 10.0, 20.0, 60.0, 300.0)
-_FIRST: Final = -1
-"""Context of a session's first wait."""
 
 
 class ReturnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +42,10 @@ class ReturnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Share of a session's counts that survives a gap, 0 to 1: people change what they do."""
     kind_memory_events: float = 100_000.0
     """A kind's counts are halved beyond this many returns, so that it follows the site's drift."""
+    hours: bool = True
+    """Whether the hour of the day counts."""
+    midnight_s: float = 0.0
+    """An instant of the caller's clock at which a day begins, seconds."""
     learn_kinds: bool = True
     """False freezes what is known of kinds (a validation); sessions' own histories go on."""
     sessions_most: int = 200_000
@@ -60,63 +61,17 @@ class UnknownSession(MemoryPlaneError):
         self.waiting = waiting
 
 
-class _Counts:
-    """Events and exposure by bin."""
-
-    __slots__ = ("events", "seconds")
-
-    def __init__(self) -> None:
-        self.events = np.zeros(BINS)
-        self.seconds = np.zeros(BINS)
-
-    def copy(self) -> _Counts:
-        other = _Counts()
-        other.events[:], other.seconds[:] = self.events, self.seconds
-        return other
-
-
-class _History:
-    """What a session did: its counts, its tempo and its last gap."""
-
-    __slots__ = ("counts", "gaps", "last_s", "log_mean")
-
-    def __init__(self) -> None:
-        self.counts = _Counts()
-        self.gaps = 0
-        self.last_s = 0.0
-        self.log_mean = 0.0
-
-    def context(self) -> int:
-        if not self.gaps:
-            return _FIRST
-        tempo = int(np.searchsorted(_TEMPO_EDGES, math.expm1(self.log_mean), side="right"))
-        return tempo * (len(_LAST_EDGES) + 1) + int(np.searchsorted(_LAST_EDGES, self.last_s, side="right"))
-
-
-class _Wait:
-    """A session between two turns. Its rates are made when they are first asked for, and then stay for the wait:
-    most waits end before anybody asks."""
-
-    __slots__ = ("context", "credited_s", "kind", "rates", "since_s")
-
-    def __init__(self, kind: int, context: int, since_s: float) -> None:
-        self.kind = kind
-        self.context = context
-        self.since_s = since_s
-        self.credited_s = 0.0
-        self.rates: F8 | None = None
-
-
 class ReturnEstimator:
     """Chances and times of return of the sessions that wait."""
 
     def __init__(self, settings: ReturnSettings | None = None) -> None:
         self.settings = settings or ReturnSettings()
         self._flat = np.full(BINS, self.settings.flat_rate_per_s)
-        self._kinds: dict[int, _Counts] = {}
-        self._contexts: dict[tuple[int, int], _Counts] = {}
-        self._histories: dict[int, _History] = {}
-        self._waits: dict[int, _Wait] = {}
+        self._kinds: dict[int, Counts] = {}
+        self._contexts: dict[tuple[int, int], Counts] = {}
+        self._hours: dict[int, HourCounts] = {}
+        self._histories: dict[int, History] = {}
+        self._waits: dict[int, Wait] = {}
 
     @property
     def waiting(self) -> int:
@@ -127,7 +82,12 @@ class ReturnEstimator:
         other = ReturnEstimator(settings)
         other._kinds = {kind: counts.copy() for kind, counts in self._kinds.items()}
         other._contexts = {place: counts.copy() for place, counts in self._contexts.items()}
+        other._hours = {kind: hours.copy() for kind, hours in self._hours.items()}
         return other
+
+    def freeze_kinds(self) -> None:
+        """What is known of kinds stays as it is from now on; sessions' own histories go on."""
+        self.settings = msgspec.structs.replace(self.settings, learn_kinds=False)
 
     def kind_rates(self, kind: int) -> F8:
         """Rates of return of a kind as a whole, 1/s, float64 [BINS]: what is known without any history."""
@@ -136,6 +96,12 @@ class ReturnEstimator:
             return self._flat.copy()
         return rates_of.shrunk(counts.events, counts.seconds, self._flat, self.settings.flat_strength)
 
+    def hour_factors(self, kind: int) -> F8:
+        """What a kind's rates are multiplied by in waits that begin in each hour of the day, float64 [24]; 1 where
+        the data shows no effect."""
+        hours = self._hours.get(kind) if self.settings.hours else None
+        return np.ones(HOURS) if hours is None else hours.factors(self.kind_rates(kind))
+
     def waiting_rates(self, session: int) -> F8:
         """Rates of return of a waiting session, 1/s, float64 [BINS]. UnknownSession when it does not wait."""
         return self._rates(session, self._wait(session)).copy()
@@ -143,8 +109,8 @@ class ReturnEstimator:
     def finished(self, session: int, kind: int, now_s: float) -> None:
         """A turn of the session ended: it waits from now on. A second call for a waiting one starts anew."""
         history = self._histories.get(session)
-        context = history.context() if history else _FIRST
-        self._waits[session] = _Wait(kind, context, now_s)
+        context = history.context() if history else FIRST
+        self._waits[session] = Wait(kind, context, now_s)
 
     def returned(self, session: int, now_s: float) -> float:
         """Its next turn came: seconds it was away. UnknownSession when it did not wait."""
@@ -205,13 +171,13 @@ class ReturnEstimator:
         rates = np.array([self._rates(session, wait) for session, wait in pairs]).reshape(len(waits), BINS)
         return rates, np.maximum(now_s - np.array([wait.since_s for wait in waits]), 0.0)
 
-    def _wait(self, session: int) -> _Wait:
+    def _wait(self, session: int) -> Wait:
         wait = self._waits.get(session)
         if wait is None:
             raise UnknownSession(session, self.waiting)
         return wait
 
-    def _rates(self, session: int, wait: _Wait) -> F8:
+    def _rates(self, session: int, wait: Wait) -> F8:
         if wait.rates is not None:
             return wait.rates
         settings = self.settings
@@ -220,24 +186,37 @@ class ReturnEstimator:
             if counts is not None:
                 rates = rates_of.shrunk(counts.events, counts.seconds, rates, strength)
             strength = settings.kind_strength
+        rates = rates * self._hour_factor(wait)
         if (history := self._histories.get(session)) is not None:
             own = history.counts
             rates = rates_of.shrunk(own.events, own.seconds, rates, settings.session_strength)
         wait.rates = rates
         return rates
 
-    def _credit(self, wait: _Wait, idle_s: float, event: bool) -> None:
+    def _hour_factor(self, wait: Wait) -> float:
+        hours = self._hours.get(wait.kind) if self.settings.hours else None
+        return (
+            1.0 if hours is None else hours.factor(wait.since_s - self.settings.midnight_s, self.kind_rates(wait.kind))
+        )
+
+    def _credit(self, wait: Wait, idle_s: float, event: bool) -> None:
         """Count the part of a wait that was not counted yet, and the return that ends it."""
         idle_s = min(idle_s, HORIZON_S)
         if not self.settings.learn_kinds:
             return
         before_s, wait.credited_s = wait.credited_s, max(wait.credited_s, idle_s)
-        kind = self._kinds.setdefault(wait.kind, _Counts())
-        for counts in (kind, self._contexts.setdefault((wait.kind, wait.context), _Counts())):
+        kind = self._kinds.setdefault(wait.kind, Counts())
+        for counts in (kind, self._contexts.setdefault((wait.kind, wait.context), Counts())):
             if idle_s > before_s:
                 rates_of.add_exposure(counts.seconds, before_s, idle_s)
             if event:
                 counts.events[rates_of.bin_of(idle_s)] += 1.0
+        if self.settings.hours:
+            hours, began_s = self._hours.setdefault(wait.kind, HourCounts()), wait.since_s - self.settings.midnight_s
+            if idle_s > before_s:
+                hours.exposed(began_s, before_s, idle_s)
+            if event:
+                hours.returned(began_s)
         if event and kind.events.sum() > self.settings.kind_memory_events:
             self._halve(wait.kind)
 
@@ -245,9 +224,11 @@ class ReturnEstimator:
         for counts in [self._kinds[kind], *(found for (of, _), found in self._contexts.items() if of == kind)]:
             counts.events *= 0.5
             counts.seconds *= 0.5
+        if (hours := self._hours.get(kind)) is not None:
+            hours.scale(0.5)
 
-    def _remembered(self, session: int) -> _History:
-        history = self._histories.pop(session, None) or _History()
+    def _remembered(self, session: int) -> History:
+        history = self._histories.pop(session, None) or History()
         self._histories[session] = history  # the newest last
         if len(self._histories) > self.settings.sessions_most:
             del self._histories[next(iter(self._histories))]

@@ -42,6 +42,7 @@ def check_accounts(fleet: Fleet) -> None:
         )
         assert abs(host - card["host_used"]) < 1.0, f"host tier: {card['host_used']} kept, {host} counted"
         assert card["host_used"] <= card["host_capacity"] + 1.0, "more in the host tier than it holds"
+        assert card["n_hosted"] == len(hosted), "sequences in the host tier"
         lanes = [q for lane in range(4) for q in _linked(s.sequence, s.lane[c, lane, 0], "x_next")]
         assert sorted(lanes) == sorted(
             int(q) for q in np.flatnonzero(s.sequence["lane"] >= 0) if s.worker[s.sequence[q]["worker"]]["card"] == c
@@ -82,7 +83,9 @@ def _check_worker(fleet: Fleet, w: int, held: dict[int, int]) -> None:
     assert int((phase == int(Phase.WAITING)).sum()) == worker["q_len"], "requests waiting"
     assert int(running.sum()) == worker["n_dec"] + worker["n_pre"], "requests running"
     assert int(rows["reserved"][running].sum()) == worker["reserved"], "blocks promised to running requests"
-    assert len(_linked(s.request, worker["q_head"], "q_next")) == worker["q_len"], "queue"
+    rows = s.sequence[worker["seq_at"] : worker["seq_end"]]
+    assert int(((rows["hosted"] == 1) & (rows["blocks"] == 0)).sum()) == worker["n_away"], "sequences away"
+    _check_queue(fleet, w)
     ended = int((phase == int(Phase.FINISHED)).sum()), int((phase == int(Phase.REJECTED)).sum())
     assert ended == (worker["finished"], worker["rejected"]), "requests ended"
     assert sum(ended) + worker["q_len"] + int(running.sum()) == worker["arrived"], "requests are conserved"
@@ -91,3 +94,18 @@ def _check_worker(fleet: Fleet, w: int, held: dict[int, int]) -> None:
     assert abs(float(context.sum()) - worker["kv_decode"]) < 1e-3 * (1 + len(decoding)), "context of decodes"
     covered = s.sequence["blocks"][s.request["seq"][decoding]] * worker["block_tokens"]
     assert (covered > context - 1e-6).all(), "a decoding request lacks a block"
+
+
+def _check_queue(fleet: Fleet, w: int) -> None:
+    s = fleet.state
+    worker = s.worker[w]
+    queue = _linked(s.request, worker["q_head"], "q_next")
+    assert len(queue) == worker["q_len"], "queue"
+    assert queue[::-1] == _linked(s.request, worker["q_tail"], "q_prev"), "queue backwards"
+    if worker["by_deadline"]:
+        rows = s.request[queue]
+        late = rows["late"] == 1
+        assert (np.diff(late.astype(int)) >= 0).all(), "the late come last"
+        assert worker["q_late"] == (queue[int(late.argmax())] if late.any() else -1), "first of the late"
+        waiting = rows[~late & np.isnan(rows["first_token"])]
+        assert (np.diff(waiting["deadline"][np.isfinite(waiting["deadline"])]) >= 0).all(), "by deadline"

@@ -14,8 +14,11 @@ from tests.loadgen.engine.accounts import check_accounts
 from tests.loadgen.engine.tables import random_table
 
 
-def _random_fleet(seed: int, *, guard: bool | None = None, duration_s: float = 40.0) -> Fleet:
+def _random_fleet(
+    seed: int, *, guard: bool | None = None, duration_s: float = 40.0, silent_ends: bool = False
+) -> Fleet:
     rng = np.random.default_rng(seed)
+    fast = np.random.default_rng([seed, 1])
     per_card = int(rng.integers(1, 4))
     config = FleetConfig(
         cards=2,
@@ -25,7 +28,14 @@ def _random_fleet(seed: int, *, guard: bool | None = None, duration_s: float = 4
             admission="reserve" if rng.random() < 0.7 else "physical",
             offload=bool(rng.random() < 0.5),
             page_aware=bool(rng.random() < 0.7),
+            order="deadline" if fast.random() < 0.5 else "fcfs",
+            running_cap=bool(fast.random() < 0.5),
+            shed=bool(fast.random() < 0.5),
+            watermark=bool(fast.random() < 0.5),
+            returns="oracle" if fast.random() < 0.5 else "median",
         ),
+        transfer_failures=float(fast.choice([0.0, 0.2])),
+        silent_ends=silent_ends,
         host_bytes_per_card=float(rng.choice([0.0, 2e9, 80e9])),
         link_bytes_per_s=float(rng.choice([1e9, 25e9])),
         client_timeouts=bool(rng.random() < 0.8),
@@ -50,7 +60,7 @@ def _random_command(fleet: Fleet, rng: np.random.Generator) -> None:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000))
 def test_accounts_add_up_and_requests_are_conserved_under_random_commands(seed: int) -> None:
-    fleet = _random_fleet(seed)
+    fleet = _random_fleet(seed, silent_ends=seed % 2 == 0)
     rng = np.random.default_rng(seed)
     for k in range(20):
         _random_command(fleet, rng)

@@ -91,9 +91,9 @@ def evict_idle(engines: Emulation, worker: str, action: str, most: int = 4) -> t
     return sessions
 
 
-def test_the_arena_is_the_models_at_a_power_of_two_that_fits_the_budget(engines: Emulation) -> None:
+def test_the_arena_is_the_models_at_a_power_of_two_that_fits_the_budget(engines: Emulation, tmp_path: Path) -> None:
     said = describe(engines)
-    attached = SharedAttachment.open(said, folder=bytes_of(engines).folder)
+    attached = SharedAttachment.open(said, folder=tmp_path)
     assert attached.geometry.block_bytes * said.arena_scale == said.block_bytes
     assert attached.geometry.group_bytes * said.arena_scale == said.page_group_bytes
     assert 2 * attached.geometry.arena_bytes <= 8 << 20 < 4 * attached.geometry.arena_bytes, "no smaller than needed"
@@ -168,8 +168,8 @@ def test_a_byte_that_changed_in_the_host_tier_is_found_when_its_session_comes_ba
     raise AssertionError("the session came back with a changed byte and nobody noticed")
 
 
-def test_the_actuators_copy_is_what_a_commit_takes_over(engines: Emulation) -> None:
-    attached = SharedAttachment.open(describe(engines), folder=bytes_of(engines).folder)
+def test_the_actuators_copy_is_what_a_commit_takes_over(engines: Emulation, tmp_path: Path) -> None:
+    attached = SharedAttachment.open(describe(engines), folder=tmp_path)
     ticket = prepared(engines)
     assert isinstance(engines.answer(W0, Commit(ticket.ticket)), Failure), "nothing was copied yet"
     attached.copy(ticket.ticket, moves_of(ticket.plan))
@@ -186,8 +186,8 @@ def test_the_actuators_copy_is_what_a_commit_takes_over(engines: Emulation) -> N
     attached.close()
 
 
-def test_time_may_pass_under_an_open_ticket_and_nothing_is_lost(engines: Emulation) -> None:
-    attached = SharedAttachment.open(describe(engines), folder=bytes_of(engines).folder)
+def test_time_may_pass_under_an_open_ticket_and_nothing_is_lost(engines: Emulation, tmp_path: Path) -> None:
+    attached = SharedAttachment.open(describe(engines), folder=tmp_path)
     ticket = prepared(engines, steps=5)
     attached.copy(ticket.ticket, moves_of(ticket.plan))
     engines.advance()
@@ -217,8 +217,8 @@ def test_an_actuator_that_died_after_prepare_costs_a_lease_and_nothing_else(engi
     assert bytes_of(engines).figures()["wrong"] == 0
 
 
-def test_a_copier_that_sleeps_past_its_lease_writes_into_nobodys_blocks(engines: Emulation) -> None:
-    attached = SharedAttachment.open(describe(engines), folder=bytes_of(engines).folder)
+def test_a_copier_that_sleeps_past_its_lease_writes_into_nobodys_blocks(engines: Emulation, tmp_path: Path) -> None:
+    attached = SharedAttachment.open(describe(engines), folder=tmp_path)
     ticket = prepared(engines, steps=1)
     with attached._gate.passage(ticket.ticket):  # stopped in the middle of its copy
         engines.advance()
@@ -274,8 +274,8 @@ def test_without_room_for_shared_memory_the_engine_copies(
     assert made.memory.figures()["wrong"] == 0
 
 
-def test_a_node_that_is_gone_is_noticed_before_anything_is_copied(engines: Emulation) -> None:
-    attached = SharedAttachment.open(describe(engines), folder=bytes_of(engines).folder)
+def test_a_node_that_is_gone_is_noticed_before_anything_is_copied(engines: Emulation, tmp_path: Path) -> None:
+    attached = SharedAttachment.open(describe(engines), folder=tmp_path)
     ticket = prepared(engines)
     bytes_of(engines).close()
     with pytest.raises(SegmentGone):

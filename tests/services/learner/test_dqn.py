@@ -7,28 +7,33 @@ import torch
 from schemas.features import INPUT_COUNT
 from services.errors import PolicyError
 from services.learner import dqn
-from services.learner.agent import Agent, make_agent, restore_agent, tensors_of
+from services.learner.agent import Agent, layout, make_agent, restore_agent, tensors_of
+
+
+def one(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
 
 
 def test_the_online_network_chooses_and_the_target_network_values() -> None:
     online = torch.tensor([[0.0, 9.0, 1.0, 0.0, 0.0]])
     target = torch.tensor([[5.0, 2.0, 7.0, 0.0, 0.0]])
-    best = dqn.masked_argmax(online, torch.tensor([31], dtype=torch.uint8))
-    y = dqn.target_q(torch.tensor([1.0]), torch.tensor([0.5]), best, target)
+    best = dqn.masked_argmax(online, np.array([31], np.uint8))
+    y = dqn.target_q(one(1.0), one(0.5), best, target)
     assert y.tolist() == [1.0 + 0.5 * 2.0], "Q' of the action that Q prefers, not the greatest Q' (7)"
 
 
 def test_the_maximum_runs_over_the_next_mask_alone() -> None:
     online = torch.tensor([[0.0, 9.0, 1.0, 0.5, 0.0]])
     target = torch.tensor([[5.0, 2.0, 7.0, 4.0, 0.0]])
-    best = dqn.masked_argmax(online, torch.tensor([0b01001], dtype=torch.uint8))
+    best = dqn.masked_argmax(online, np.array([0b01001], np.uint8))
     assert best.tolist() == [3], "of hold and compact, the online network prefers compact"
-    assert dqn.target_q(torch.tensor([1.0]), torch.tensor([0.9]), best, target).item() == pytest.approx(1 + 0.9 * 4)
+    assert dqn.target_q(one(1.0), one(0.9), best, target).item() == pytest.approx(1 + 0.9 * 4)
 
 
-def test_a_terminal_row_has_no_bootstrap() -> None:
-    best = dqn.masked_argmax(torch.ones(1, 5), torch.tensor([0], dtype=torch.uint8))
-    y = dqn.target_q(torch.tensor([-20.0]), torch.tensor([0.0]), best, torch.full((1, 5), 1e6))
+@pytest.mark.parametrize("said", [1e6, float("nan"), float("inf")])
+def test_a_terminal_row_has_no_bootstrap(said: float) -> None:
+    best = dqn.masked_argmax(torch.ones(1, 5), np.array([0], np.uint8))
+    y = dqn.target_q(one(-20.0), one(0.0), best, torch.full((1, 5), said))
     assert y.tolist() == [-20.0]
 
 
@@ -185,7 +190,8 @@ def by_autograd(agent: Agent, batch: dqn.Batch, margin: float, margin_weight: fl
         logits[known], batch.exhausted[known], reduction="none", weight=batch.weights[known]
     )
     loss = (batch.weights * (huber + margin_weight * batch.demonstrated * gap)).mean() + bce.mean()
-    found = torch.autograd.grad(loss, list(agent.online.parameters()))
+    named = dict(agent.online.named_parameters())
+    found = torch.autograd.grad(loss, [named[name] for name in layout(agent.online)])
     return loss.item(), torch.cat([one.reshape(-1) for one in found])
 
 
@@ -212,12 +218,12 @@ def test_loss_and_gradient_are_those_of_the_equations() -> None:
     torch.testing.assert_close(agent.gradient, gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_a_batch_splits_into_interleaved_rows() -> None:
+def test_a_batch_splits_into_batches_one_after_the_other() -> None:
     whole = dqn.Batch(
         torch.arange(12.0).view(6, 2), torch.arange(6), torch.arange(6.0), torch.ones(6), exhausted=torch.zeros(6)
     )
     parts = whole.split(2)
-    assert [part.actions.tolist() for part in parts] == [[0, 2, 4], [1, 3, 5]]
-    assert parts[1].inputs.tolist() == [[2.0, 3.0], [6.0, 7.0], [10.0, 11.0]]
+    assert [part.actions.tolist() for part in parts] == [[0, 1, 2], [3, 4, 5]]
+    assert parts[1].inputs.tolist() == [[6.0, 7.0], [8.0, 9.0], [10.0, 11.0]]
     assert parts[0].masks is None
     assert parts[0].exhausted is not None

@@ -78,6 +78,7 @@ def test_a_corridor_is_solved_from_random_steps_alone(cut: str) -> None:
     settings = Settings(
         hidden=(32,), gamma=0.9, learning_rate=3e-3, tau=0.05, updates_per_transition=1.0, warmup_rows=64, batch=32,
         beta_updates=400, off_policy_cut=cut, capacity_rows=4096, seed=1,
+        updates_at_once=1,
     )  # fmt: skip
     corridor, trainer = Corridor(seed=7), Trainer(settings)
     for start in range(0, 440, 20):

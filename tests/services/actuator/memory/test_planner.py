@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from services.actuator.memory.errors import BadGeometry
 from services.actuator.memory.geometry import Geometry
 from services.actuator.memory.occupancy import Occupancy
-from services.actuator.memory.planner import Plan, choose, deficit_blocks, freeable_groups, plan
+from services.actuator.memory.planner import Plan, choose, deficit_blocks, plan
 
 BLOCK_BYTES = 64
 FREE, LIVE, STUCK = 0, 1, 2
@@ -171,7 +171,8 @@ def test_is_never_worse_than_a_greedy_tail_compaction(small: Small) -> None:
 @settings(max_examples=200, deadline=None)
 @given(pools(), st.integers(0, 7))
 def test_evicting_exactly_the_deficit_makes_the_groups_reachable(small: Small, want: int) -> None:
-    want = min(want, freeable_groups(small.occupancy, small.geometry))
+    freeable = small.mapped & ~small.protected & (small.occupancy.stuck == 0)
+    want = min(want, int(freeable.sum()))
     deficit = deficit_blocks(small.occupancy, small.geometry, want)
     usable = np.repeat(small.mapped & ~small.protected, small.geometry.blocks_per_group)
     live = np.flatnonzero((small.kinds == LIVE) & usable)

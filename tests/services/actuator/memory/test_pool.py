@@ -222,7 +222,6 @@ def test_a_geometry_that_cannot_be_is_told() -> None:
         Geometry(16, 0, 4)
     with pytest.raises(BadGeometry, match="owner: found -1"):
         pool_with().allocate(-1, 1)
-    assert not Geometry(16, 1, 4).needs_compaction, "one block is one group"
 
 
 def test_the_check_finds_a_block_in_two_tables() -> None:
