@@ -20,6 +20,12 @@ from typing import Any
 from services.errors import TidegateError, UserError
 
 SERVICES = ("telemetry", "featurizer", "decision", "actuator", "learner")
+OWN_PARSER = {
+    "train": ("loadgen.train.cli", "train a network on randomised emulated fleets"),
+    "evaluate": ("loadgen.evaluate.cli", "examine policies on held-out fleets, or on the article's cluster"),
+    "validate-engine": ("loadgen.validate_engine", "the emulated engine against measured timings"),
+}
+"""Commands whose module declares their options: what it imports is slow, so it is asked only when it is needed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] == ["run"]:
             return _run(arguments[1:])
+        if arguments and arguments[0] in OWN_PARSER:
+            return _own(arguments[0], arguments[1:])
         namespace = _parser().parse_args(arguments)
         code = int(namespace.command(namespace) or 0)
         sys.stdout.flush()
@@ -68,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(command=_demo)
 
     add_commands(commands)
+    for name, (_, told) in OWN_PARSER.items():
+        commands.add_parser(name, help=told, add_help=False)
 
     trace = commands.add_parser("trace", help="look at a request trace").add_subparsers(dest="what", required=True)
     info = trace.add_parser("info", help="rates, lengths, burstiness, sessions")
@@ -123,6 +133,16 @@ def _run(arguments: list[str]) -> int:
     name, *rest = arguments
     service: Any = importlib.import_module(f"services.{name}.service")
     return runtime.main(name, service.Settings, service.build, rest)
+
+
+def _own(name: str, arguments: list[str]) -> int:
+    where, told = OWN_PARSER[name]
+    module: Any = importlib.import_module(where)
+    parser = argparse.ArgumentParser(prog=f"tidegate {name}", description=told)
+    module.add_arguments(parser)
+    code = int(module.run(parser.parse_args(arguments)) or 0)
+    sys.stdout.flush()
+    return code
 
 
 def _demo(namespace: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.bench.returns import render, return_report
+from loadgen.bench.returns import bench_returns, render, return_report
 from services.errors import UserError
 
 
@@ -32,8 +32,37 @@ def test_histories_beat_the_class_and_chances_come_true(tmp_path: Path) -> None:
         if question.name.startswith("back within") and question.name != "back within 600 s":
             assert question.log_loss < question.log_loss_class
             assert question.error < 0.1, question
-        assert sum(band.count for band in question.bands) == question.asked
+            assert question.brier < question.brier_class
+        diagram = question.reliability
+        assert sum(diagram.count) == question.asked
+        assert len(diagram.predicted) == len(diagram.observed) == len(diagram.count) <= 10
+        assert list(diagram.predicted) == sorted(diagram.predicted)
     assert any("class median" in line for line in render(report))
+
+
+def test_the_later_part_is_examined_with_what_the_earlier_taught(tmp_path: Path) -> None:
+    report = return_report(table(tmp_path / "sessions.csv", range(1, 120)))
+    assert report.later is not None
+    assert report.later.train_waits > report.later.validate_waits > 500
+    assert report.later.gap_error_s < report.later.gap_error_class_s / 2
+    assert report.later.hour_factors == (), "the sessions' clock is drawn: no hour may show an effect"
+
+
+def test_clients_rates_are_examined_by_later_days(tmp_path: Path) -> None:
+    file = tmp_path / "rates.csv"
+    hours = np.arange(0, 6 * 86_400, 600)
+    lines = [
+        f"{client},{second},{(1 + 5 * client) * (0.2 if second % 86_400 < 28_800 else 1.0)},1,Gamma,1,1"
+        for client in range(3)
+        for second in hours.tolist()
+    ]
+    file.write_text("\n".join(["client,t_s,rate_rps,cv,dist,shape,scale", *lines]))
+    report = bench_returns(file)
+    assert report.split == "later"
+    assert len(report.hour_factors) == 24, "the nights are slower in every client's rates"
+    assert max(report.hour_factors[:8]) < min(report.hour_factors[8:])
+    assert report.log_loss_with_hours is not None and report.log_loss_without_hours is not None
+    assert report.log_loss_with_hours < report.log_loss_without_hours
 
 
 def test_a_part_without_sessions_is_the_user_s_mistake(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from schemas.engine import (
     Ticket,
 )
 from schemas.identity import STEP_NS
+from schemas.metrics import COLUMN
 from services.actuator.memory.attachment import SharedAttachment
 from services.actuator.memory.errors import SegmentGone, UnknownTicket
 from services.actuator.memory.tickets import moves_of
@@ -125,6 +126,28 @@ def test_every_block_is_verified_over_a_history_with_everything_in_it(engines: E
     assert min(found[name] for name in ("moved", "swapped_out", "brought_back")) > 100, found
     assert found["verified"] > found["written"] > 0
     assert found["unseen"] <= 0.05 * found["brought_back"], "nearly every session was seen on the card before it left"
+
+
+def test_a_full_host_tier_gives_the_room_of_some_to_others_and_the_bytes_follow(
+    tables: list[RequestTable], tmp_path: Path
+) -> None:
+    config = FleetConfig(workers_per_card=2, host_bytes_per_card=20e9)
+    mode = msgspec.structs.replace(config.mode, offload=True, prefetch=False)
+    fleet = Fleet(msgspec.structs.replace(config, mode=mode), tables)
+    made = Emulation(fleet, WORKERS, (0, 0), config.limits)
+    made.memory = memory.create(
+        fleet, str(tmp_path), made.base_receipt, made.asker, budget_bytes=8 << 20, folder=tmp_path
+    )
+    least_free = np.inf
+    for _ in range(90):
+        made.advance()
+        free = made.metrics[0, COLUMN["host_capacity_bytes"]] - made.metrics[0, COLUMN["host_used_bytes"]]
+        least_free = min(least_free, float(free))
+    found = made.memory.figures()
+    made.memory.close()
+    assert least_free < 0.05 * 20e9, "the tier was full"
+    assert found["wrong"] == 0
+    assert found["unseen"] <= 0.05 * found["brought_back"], found
 
 
 def test_one_byte_that_changed_by_itself_is_found(engines: Emulation) -> None:

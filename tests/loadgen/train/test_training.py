@@ -1,0 +1,154 @@
+"""A training run end to end on a small scene: it learns, repeats, and goes on after a kill."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from loadgen.train import checkpoint, cli, validation
+from loadgen.train.settings import TrainSettings
+from loadgen.train.training import Training, differing
+from schemas.features import FEATURE_COUNT
+from services import qweights
+from services.errors import UserError
+from services.learner.agent import tensors_of
+from tests.loadgen.train.scene import Scene, settings
+
+
+def training(folder: Path, told: list[str] | None = None, **changes: object) -> Training:
+    lines = [] if told is None else told
+    return Training(
+        settings(**changes), folder / "policy.safetensors", folder / "run", tell=lines.append,
+        command="tidegate train --seed 0", scenarios=Scene(),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Training, list[str]]:
+    told: list[str] = []
+    one = training(tmp_path_factory.mktemp("train"), told)
+    one.run()
+    return one, told
+
+
+def test_a_run_ends_with_a_policy_that_says_how_it_was_made(ran: tuple[Training, list[str]]) -> None:
+    one, _ = ran
+    data = one.policy_file.read_bytes()
+    weights = qweights.load(data)
+    assert len(data) < 1_000_000
+    assert weights.origin.seed == 0
+    assert weights.origin.command == "tidegate train --seed 0"
+    assert msgspec.convert(weights.origin.config, TrainSettings) == one.settings
+    found = qweights.values(weights, np.zeros((1, FEATURE_COUNT), np.float32))
+    assert found.q.shape == (1, 5)
+    assert found.risk is not None
+
+
+def test_it_is_validated_on_the_way_and_the_best_network_is_kept(ran: tuple[Training, list[str]]) -> None:
+    one, told = ran
+    assert len(one.curve) >= 2
+    assert one.best == max(point.ratio for point in one.curve)
+    assert sum("(written)" in line for line in told) >= 1
+
+
+def test_demonstrations_come_first_and_never_run_out(ran: tuple[Training, list[str]]) -> None:
+    one, _ = ran
+    shown = one.replay.demonstrated[: one.replay.size]
+    assert shown[: one.settings.demonstrations].all()
+    later = shown[one.settings.demonstrations + 8 :]
+    assert 0.3 < later.mean() < 0.7, "one of every fleet's two cards is the heuristic's"
+
+
+def test_rows_are_linked_and_behaviour_is_told(ran: tuple[Training, list[str]]) -> None:
+    replay = ran[0].replay
+    chain = replay.chain(np.arange(8), 3)
+    assert (chain >= 0).all(), "an episode goes on"
+    np.testing.assert_array_equal(replay.states[chain[1]], replay.next_states[chain[0]])
+    acted = ~replay.demonstrated[: replay.size]
+    assert (replay.probabilities[: replay.size][acted] < 1).any()
+    assert (replay.probabilities[: replay.size][~acted] == 1).all()
+    assert (replay.masks[: replay.size] >> replay.actions[: replay.size] & 1).all(), "nothing forbidden was done"
+
+
+def test_the_same_seed_gives_the_same_policy(tmp_path: Path, ran: tuple[Training, list[str]]) -> None:
+    again = training(tmp_path)
+    again.run()
+    assert again.policy_file.read_bytes() == ran[0].policy_file.read_bytes()
+
+
+def test_after_a_kill_it_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    one = training(tmp_path, transitions=250)
+    one.run()
+    best, curve = one.best, list(one.curve)
+    other = training(tmp_path, transitions=320)
+    saved = checkpoint.load(other.folder)
+    assert saved is not None
+    other.restore(saved)
+    ours, theirs = tensors_of(one.agent), tensors_of(other.agent)
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours), "optimiser and all"
+    assert (other.transitions, other.agent.updates) == (one.transitions, one.agent.updates)
+    assert other.replay.size == one.replay.size
+    assert (other.replay.tree.total, other.epsilon) == (one.replay.tree.total, one.epsilon)
+    other.run()
+    assert other.transitions >= 320
+    assert other.curve[: len(curve)] == curve
+    assert other.best >= best, "the policy file never gets worse"
+
+
+def test_an_interrupt_writes_a_checkpoint(tmp_path: Path) -> None:
+    one = training(tmp_path)
+
+    def interrupt(fresh: int) -> None:
+        if one.transitions > 150:
+            raise KeyboardInterrupt
+
+    one._learn = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        one.run()
+    saved = checkpoint.load(one.folder)
+    assert saved is not None
+    assert saved.meta.transitions == one.transitions
+
+
+def test_a_half_written_checkpoint_is_not_there_and_a_spoilt_one_is_told(tmp_path: Path) -> None:
+    (tmp_path / f".{checkpoint.NAME}.part").write_bytes(b"half")
+    assert checkpoint.load(tmp_path) is None
+    (tmp_path / checkpoint.NAME).write_bytes(b"spoilt")
+    with pytest.raises(UserError, match="not readable"):
+        checkpoint.load(tmp_path)
+
+
+def test_settings_that_only_make_a_run_longer_do_not_differ() -> None:
+    assert differing(settings(), settings(transitions=9_999, report_every_s=1.0)) == []
+    assert differing(settings(), settings(seed=1, cards=1)) == ["seed", "cards"]
+
+
+def test_the_score_is_goodput_over_the_heuristics() -> None:
+    found = validation.score([110.0, 45.0, 0.0], [100.0, 50.0, 0.0])
+    assert (found.ratios, found.worst) == ([1.1, 0.9, 1.0], 0.9)
+    assert found.ratio == pytest.approx(1.0)
+
+
+def options(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    return parser.parse_args(list(words))
+
+
+def test_mistakes_of_the_user_are_told(tmp_path: Path) -> None:
+    out, config = tmp_path / "p.safetensors", tmp_path / "config.json"
+    for text, expected in (
+        ('{"epsilon": 1}', "epsilon"),
+        ('{"learner": {"gamma": 7}}', "gamma"),
+        ('{"admissions": ["best"]}', "expected some of"),
+        ("not json", "config"),
+    ):
+        config.write_text(text)
+        with pytest.raises(UserError, match=expected):
+            cli.run(options("--out", str(out), "--config", str(config)))
+    with pytest.raises(UserError, match="does not exist"):
+        cli.run(options("--out", str(tmp_path / "no" / "p.safetensors")))
