@@ -88,7 +88,8 @@ def write_config(path: Path, config: NodeConfig) -> None:
 def save_tables(path: Path, tables: Sequence[RequestTable]) -> None:
     """Write request tables, all or nothing."""
     arrays = {f"{i}.{name}": getattr(table, name) for i, table in enumerate(tables) for name in _COLUMNS}
-    save_arrays(path, {"tables": np.array(len(tables)), **arrays})
+    told = {name: array for name, array in arrays.items() if array is not None}
+    save_arrays(path, {"tables": np.array(len(tables)), **told})
 
 
 def load_tables(path: Path, count: int) -> list[RequestTable]:
@@ -97,11 +98,15 @@ def load_tables(path: Path, count: int) -> list[RequestTable]:
         with np.load(path, allow_pickle=False) as held:
             if int(held["tables"]) != count:
                 raise UserError(f"{path}: {int(held['tables'])} request tables, expected {count}: one per worker")
-            return [RequestTable(**{name: held[f"{i}.{name}"] for name in _COLUMNS}).check() for i in range(count)]
+            return [_table(held, i).check() for i in range(count)]
     except OSError as error:
         raise UserError(f"{path}: found {error.strerror or error}, expected a readable file") from error
-    except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: found {error}, expected request tables as a parent process writes them") from error
+
+
+def _table(held: Mapping[str, NDArray[Any]], i: int) -> RequestTable:
+    return RequestTable(**{name: held[f"{i}.{name}"] for name in _COLUMNS if f"{i}.{name}" in held})
 
 
 def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

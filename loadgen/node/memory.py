@@ -46,6 +46,9 @@ SCALES: Final = tuple(1 << k for k in range(17))
 PIECE_BYTES: Final = 64
 """Blocks are whole cache lines at any scale."""
 PREFIX: Final = "tidegate-node-"
+ROOM_FACTOR: Final = 2
+"""Host slots per block that the fleet has room for: between two looks it may give the room of one session to another,
+whose bytes are written before the first one's are read. What is never used costs nothing."""
 REMEMBERED: Final = 64
 """Actions whose transfers are kept for their receipts."""
 TICKETS_PER_LIFE: Final = 1 << 20
@@ -172,7 +175,7 @@ def create(
     block_bytes = metrics[:, COLUMN["block_bytes"]].astype(np.int64)
     per_group = metrics[:, COLUMN["page_group_bytes"]].astype(np.int64) // block_bytes
     blocks = np.array([len(fleet.owners(w)[0]) for w in range(fleet.workers)], np.int64)
-    slots = (metrics[:, COLUMN["host_capacity_bytes"]] // block_bytes).astype(np.int64)
+    slots = (metrics[:, COLUMN["host_capacity_bytes"]] // block_bytes).astype(np.int64) * ROOM_FACTOR
     scale = scale_for(block_bytes, blocks, budget_bytes)
     segment.sweep(PREFIX, folder)
     key = f"{PREFIX}{zlib.crc32(name.encode()):08x}"

@@ -44,6 +44,8 @@ class ReturnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A kind's counts are halved beyond this many returns, so that it follows the site's drift."""
     hours: bool = True
     """Whether the hour of the day counts."""
+    hour_gaps: float = 3.0
+    """Gaps of its own after which a session's hour counts half (as a power): the first waits lean on it."""
     midnight_s: float = 0.0
     """An instant of the caller's clock at which a day begins, seconds."""
     learn_kinds: bool = True
@@ -99,8 +101,8 @@ class ReturnEstimator:
     def hour_factors(self, kind: int) -> F8:
         """What a kind's rates are multiplied by in waits that begin in each hour of the day, float64 [24]; 1 where
         the data shows no effect."""
-        hours = self._hours.get(kind) if self.settings.hours else None
-        return np.ones(HOURS) if hours is None else hours.factors(self.kind_rates(kind))
+        hours = self._hours_of(kind)
+        return np.ones(HOURS) if hours is None else hours.by_hour().copy()
 
     def waiting_rates(self, session: int) -> F8:
         """Rates of return of a waiting session, 1/s, float64 [BINS]. UnknownSession when it does not wait."""
@@ -186,18 +188,27 @@ class ReturnEstimator:
             if counts is not None:
                 rates = rates_of.shrunk(counts.events, counts.seconds, rates, strength)
             strength = settings.kind_strength
-        rates = rates * self._hour_factor(wait)
-        if (history := self._histories.get(session)) is not None:
+        history = self._histories.get(session)
+        rates = rates * self._hour_factor(wait, 0.0 if history is None else float(history.counts.events.sum()))
+        if history is not None:
             own = history.counts
             rates = rates_of.shrunk(own.events, own.seconds, rates, settings.session_strength)
         wait.rates = rates
         return rates
 
-    def _hour_factor(self, wait: Wait) -> float:
-        hours = self._hours.get(wait.kind) if self.settings.hours else None
-        return (
-            1.0 if hours is None else hours.factor(wait.since_s - self.settings.midnight_s, self.kind_rates(wait.kind))
-        )
+    def _hour_factor(self, wait: Wait, gaps: float) -> float:
+        """The hour's factor for a session of so many gaps in memory: its own tempo has most of the hour in it."""
+        hours = self._hours_of(wait.kind)
+        if hours is None:
+            return 1.0
+        share = self.settings.hour_gaps / (self.settings.hour_gaps + gaps)
+        return hours.factor(wait.since_s - self.settings.midnight_s) ** share
+
+    def _hours_of(self, kind: int) -> HourCounts | None:
+        hours = self._hours.get(kind) if self.settings.hours else None
+        if hours is not None and hours.stale:
+            hours.make(self.kind_rates(kind))
+        return hours
 
     def _credit(self, wait: Wait, idle_s: float, event: bool) -> None:
         """Count the part of a wait that was not counted yet, and the return that ends it."""

@@ -79,6 +79,12 @@ def test_request_tables_survive_their_file(tmp_path):
     assert len(second) == 0
     with pytest.raises(UserError, match="2 request tables, expected 3"):
         load_tables(path, 3)
+    told = dataclasses.replace(table(), expected_think_s=np.full(len(table()), np.inf))
+    save_tables(path, [told])
+    assert np.isinf(load_tables(path, 1)[0].expected_think_s).all(), "what only some tables have travels too"
+    save_arrays(path, {"tables": np.array(1), "0.arrival_s": told.arrival_s})
+    with pytest.raises(UserError, match="expected request tables"):
+        load_tables(path, 1)
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(UserError, match="expected request tables"):
         load_tables(path, 2)
