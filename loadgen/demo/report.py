@@ -41,16 +41,19 @@ class MemoryFigures(msgspec.Struct, kw_only=True):
     out_bytes: int
     """To the host tier."""
     back_bytes: int
-    verified_blocks: int
-    """Comparisons with a checksum kept apart."""
+    checks: int
+    """Comparisons of a block with a checksum kept apart."""
     wrong_blocks: int
+    unshared_workers: int
+    """Whose arena is no shared memory, for want of room or because it was lost: there the engine copies."""
 
     def told(self) -> str:
         """One line for people."""
         return (
-            f"memory: {self.packed_bytes / 1e9:,.1f} GB of KV packed within cards, {self.out_bytes / 1e9:,.1f} GB moved "
-            f"to host memory, {self.back_bytes / 1e9:,.1f} GB brought back; kept as real bytes at 1/{self.scale} of "
-            f"that, {self.verified_blocks:,} block checks by checksum, {self.wrong_blocks} wrong"
+            f"memory: {self.packed_bytes / 1e9:,.1f} GB of KV packed within cards, {self.out_bytes / 1e9:,.1f} GB "
+            f"moved to host memory, {self.back_bytes / 1e9:,.1f} GB brought back; kept as real bytes at "
+            f"1/{self.scale} of that, {self.checks:,} block checks by checksum, {self.wrong_blocks} wrong"
+            + (f"; {self.unshared_workers} workers without shared memory" if self.unshared_workers else "")
         )
 
 

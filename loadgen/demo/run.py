@@ -70,7 +70,7 @@ async def _demo(options: DemoOptions, folder: Path, console: Console) -> int:
         rows["heuristic"]["goodput_tokens_per_s"], 1e-9
     )
     _conclude(options, plan, rows, loop, console)
-    return 0
+    return 1 if loop.memory.wrong_blocks else 0
 
 
 async def _live(

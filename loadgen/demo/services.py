@@ -109,8 +109,9 @@ class Loop:
             packed_bytes=total("move_bytes") * scale,
             out_bytes=total("out_bytes") * scale,
             back_bytes=total("back_bytes") * scale,
-            verified_blocks=total("verified"),
+            checks=total("verified"),
             wrong_blocks=total("wrong"),
+            unshared_workers=total("unshared"),
         )
 
     async def stop(self) -> list[str]:

@@ -11,12 +11,11 @@ from pathlib import Path
 import uvloop
 
 from loadgen.engine.fleet import Fleet
+from loadgen.engine.warm import warm
 from loadgen.node import memory
 from loadgen.node.emulation import Emulation
 from loadgen.node.files import arrays_of, classes_of, load_tables, read_config
 from loadgen.node.process import live
-from loadgen.requests import empty_table
-from schemas.identity import STEP_S
 from services import logs
 from services.errors import UserError
 from services.lifetime import die_with_parent
@@ -35,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         Path(config.sockets).mkdir(parents=True, exist_ok=True, mode=0o700)
         tables = load_tables(Path(config.tables), len(config.workers()))
         # Kernels are compiled or loaded here, before anybody waits for a step.
-        Fleet(config.fleet, [empty_table() for _ in tables]).advance(STEP_S)
+        warm()
         fleet = Fleet(config.fleet, tables)
         fetches = config.fleet.mode.prefetch
         classes = classes_of(config, tables)

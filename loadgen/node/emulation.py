@@ -191,7 +191,12 @@ class Emulation:
 
     def answer(self, worker: str, body: RequestBody) -> ReplyBody:
         """What the worker's engine says to a request; never raises for what a caller can send."""
-        i = self.index[worker]
+        try:
+            return self._answer(self.index[worker], body)
+        except (ValueError, OverflowError) as error:  # numbers that no block, session or budget can have
+            return Failure("out_of_range", str(error))
+
+    def _answer(self, i: int, body: RequestBody) -> ReplyBody:
         match body:
             case SetQuota():
                 return self._set_quota(i, body)
@@ -252,7 +257,7 @@ class Emulation:
         host_free = self.metric(i, "host_capacity_bytes") - self.metric(i, "host_used_bytes")
         if host_free < self.metric(i, "block_bytes"):
             return Failure("tier_full", numbers={"host_free_bytes": host_free})
-        wanted = float(command.bytes)
+        wanted = min(float(command.bytes), self.metric(i, "kv_idle_bytes"))
         if command.sessions:
             try:
                 wanted = float(self.fleet.evict_sessions(i, command.sessions).sum())

@@ -1,8 +1,8 @@
 """A node's real bytes: one arena and host tier per worker, at a scale that fits, and the tickets of each.
 
-The arenas are shared memory, so the actuator copies in them itself; where the machine has no room for that they are
-this process's own, no handle is told, and the engine copies. Segments that a killed node left behind are removed when
-the next one starts.
+The arenas are shared memory, so the actuator copies in them itself; where the machine has no room for that, or
+somebody removed or cut a segment, they are this process's own, no handle is told, and the engine copies. Segments that
+a killed node left behind are removed when the next one starts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,7 +29,7 @@ from services.actuator.memory import segment
 from services.actuator.memory.arrays import NumpyArena, PrivateArena, SharedArena, host_geometry
 from services.actuator.memory.attachment import gate_path
 from services.actuator.memory.engine_arena import EngineArena
-from services.actuator.memory.errors import OutOfBlocks
+from services.actuator.memory.errors import OutOfBlocks, SegmentGone
 from services.actuator.memory.gate import GateKeeper
 from services.actuator.memory.geometry import Geometry
 from services.actuator.memory.host_tier import HostTier
@@ -79,18 +80,35 @@ class WorkerMemory:
     def answer(self, body: Prepare | Copy | Commit | Abort, now_ns: int) -> ReplyBody:
         """What the engine says to a relocation's verb. The fleet stands still between two of its steps, which is an
         iteration boundary: a commit's receipt comes at once."""
+        self.check()
         match body:
             case Prepare():
                 return self.relocation.prepare(body, now_ns)
             case Copy():
-                return self.relocation.copy(body.ticket, now_ns)
+                copied = self.relocation.copy(body.ticket, now_ns)
+                for one in self.arena.take():
+                    self.note(msgspec.structs.replace(one, asked_by=getattr(copied, "action_id", ENGINE)))
+                return copied
             case Abort():
                 return self.relocation.abort(body.ticket, now_ns)
         said = self.relocation.commit(body.ticket, now_ns)
         if said is not None:
             return said
         ((_, receipt),) = self.relocation.boundary(now_ns)
-        return receipt
+        return msgspec.structs.replace(receipt, moved=self.of(receipt.action_id))
+
+    def check(self) -> None:
+        """Where the shared segment is not what it was, go on with memory of this process: content is made up, so it
+        is written anew. Nothing is read of what is left: memory beyond a file that was cut kills who touches it."""
+        arena = self.arena.arena
+        try:
+            arena.check()
+        except SegmentGone as error:
+            log.error("shared memory lost, going on without", extra={"fields": {"reason": str(error)}})
+            self.handle = ""
+            self.arena.rebuild(PrivateArena(arena.geometry))
+            if isinstance(arena, SharedArena):
+                arena.unlink()
 
     def boundary(self, now_ns: int, *, lapsed: bool) -> None:
         """A step passed: tickets whose lease ran out end, all of them where the worker's own lease did."""
@@ -136,19 +154,23 @@ class NodeMemory:
     def sync(self) -> None:
         """After a step of the fleet: bytes follow tables, transfers are noted."""
         for w, one in enumerate(self.workers):
+            one.check()
+            known = one.arena.figures.wrong
             one.arena.sync(self._fleet.owners(w)[0], self._fleet.sessions(w))
             for moved in one.arena.take():
                 one.note(moved)
-            if one.arena.figures.wrong:
-                log.error("blocks that do not hold what they must", extra={"fields": {"worker": w}})
+            if one.arena.figures.wrong > known:
+                count = one.arena.figures.wrong - known
+                log.error("blocks that do not hold what they must", extra={"fields": {"worker": w, "blocks": count}})
 
     def figures(self) -> dict[str, int]:
-        """Sums over the workers, after every held block was verified once more; ``scale`` beside them."""
+        """Sums over the workers, after every held block was verified once more; ``scale`` beside them, and how
+        many have no shared memory."""
         for one in self.workers:
             one.arena.verify_all()
         names = Figures.__struct_fields__
         sums = {name: sum(getattr(one.arena.figures, name) for one in self.workers) for name in names}
-        return {**sums, "scale": self.scale}
+        return {**sums, "scale": self.scale, "unshared": sum(not one.handle for one in self.workers)}
 
     def close(self) -> None:
         """Take segments and gates away. Twice is once."""
@@ -194,8 +216,8 @@ def create(
             plan=FleetPool.plan,
             base=partial(base, w),
             fence=keeper,
-            same=partial(_same, bytes_),
-            copy=partial(mover.move, bytes_, asked_by=ENGINE),
+            same=partial(_same, arena),
+            copy=partial(_copy, arena, mover),
             scale=scale,
         )
         made.append(WorkerMemory(arena, relocation, bytes_.name if isinstance(bytes_, SharedArena) else ""))
@@ -220,8 +242,12 @@ def _shared(name: str, geometry: Geometry, folder: Path) -> tuple[NumpyArena, Ga
     return arena, GateKeeper.create(gate_path(name, folder))
 
 
-def _same(arena: NumpyArena, moves: I8) -> NDArray[np.bool_]:
-    return np.equal(arena.checksum(moves[:, 0]), arena.checksum(moves[:, 1]))
+def _same(worker: WorkerArena, moves: I8) -> NDArray[np.bool_]:
+    return np.equal(worker.arena.checksum(moves[:, 0]), worker.arena.checksum(moves[:, 1]))
+
+
+def _copy(worker: WorkerArena, mover: NumpyMover, moves: I8) -> None:
+    worker.transfers.append(mover.move(worker.arena, moves, asked_by=ENGINE).moved(worker.scale))
 
 
 def _sum(one: Moved, other: Moved) -> Moved:

@@ -67,7 +67,7 @@ class Figures(msgspec.Struct):
     did not have yet: their content was never copied, so nobody compares it when they come back."""
     verified: int = 0
     wrong: int = 0
-    """Blocks that did not hold what they must."""
+    """Blocks that did not hold what they must, each once until it gets new content."""
     move_bytes: int = 0
     out_bytes: int = 0
     back_bytes: int = 0
@@ -98,6 +98,7 @@ class WorkerArena:
         self._tables: dict[int, I8] = {}
         """Blocks of each sequence, in order."""
         self._expected = np.zeros(blocks, np.uint64)
+        self._known_wrong = np.zeros(blocks, bool)
         self._asker = asker
         self._salt = np.uint64(seed)
         self._before: Sessions | None = None
@@ -143,6 +144,7 @@ class WorkerArena:
         for q in np.unique(self.held[sources]).tolist():
             self._tables[q] = place[self._tables[q]]
         self._expected[destinations] = self._expected[sources]
+        self._known_wrong[destinations] = self._known_wrong[sources]
         self.held[destinations] = self.held[sources]
         self.held[sources] = -1
         self.epoch[moves.reshape(-1)] += np.uint32(1)
@@ -153,11 +155,20 @@ class WorkerArena:
     def verify(self, blocks: I8) -> None:
         """Compare blocks with what they must hold, and count those that do not."""
         self.figures.verified += len(blocks)
-        self.figures.wrong += int(np.count_nonzero(self.arena.checksum(blocks) != self._expected[blocks]))
+        wrong = blocks[self.arena.checksum(blocks) != self._expected[blocks]]
+        self.figures.wrong += int(np.count_nonzero(~self._known_wrong[wrong]))
+        self._known_wrong[wrong] = True
 
     def verify_all(self) -> None:
         """:meth:`verify` for every block that somebody holds."""
         self.verify(np.flatnonzero(self.held >= 0))
+
+    def rebuild(self, arena: NumpyArena) -> None:
+        """Go on in another arena of the same geometry, whose blocks are written anew."""
+        self.arena = arena
+        self._unverified = []
+        for q, blocks in self._tables.items():
+            self._write(blocks, np.full(len(blocks), q), np.arange(len(blocks)))
 
     def take(self) -> list[Moved]:
         """Transfers since the last call."""
@@ -225,6 +236,7 @@ class WorkerArena:
             self.figures.unseen += len(blocks)
             return
         blocks = blocks[: len(ticket.slots)]
+        self._known_wrong[blocks] = False
         self.arena.write(blocks, np.zeros((len(blocks), self.arena.geometry.block_bytes), np.uint8))
         asked_by, queue_s = self._asker(sequence, BACK)
         try:
@@ -251,6 +263,7 @@ class WorkerArena:
         content = mixed ^ (mixed >> _SHIFT)
         self.arena.write(blocks, content.view(np.uint8))
         self._expected[blocks] = self.arena.checksum(blocks)
+        self._known_wrong[blocks] = False
         self.figures.written += len(blocks)
 
     def _record(self, done: Transfer, queue_s: float) -> None:

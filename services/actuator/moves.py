@@ -131,13 +131,13 @@ class Moves(NamedTuple):
 
 def tell(span: Span, said: Receipt | WorkerOutcome) -> None:
     """Attributes of a movement: bytes really moved, by which path, in how many pieces; what it freed and cost.
-    Where no transfer is told of, the bytes are the model's."""
+    ``tidegate.model_bytes`` are the engine's, part of which may have needed no transfer."""
     if not span.recording:
         return
     moved = said.moved
-    counted = said.compacted_bytes + said.evicted_bytes + said.prefetched_bytes
-    span.set("tidegate.bytes", sum(one.bytes for one in moved) if moved else counted)
+    span.set("tidegate.model_bytes", said.compacted_bytes + said.evicted_bytes + said.prefetched_bytes)
     if moved:
+        span.set("tidegate.bytes", sum(one.bytes for one in moved))
         span.set("tidegate.path", "+".join(dict.fromkeys(one.path for one in moved)))
         span.set("tidegate.pieces", sum(one.pieces for one in moved))
         span.set("tidegate.scale", max(one.scale for one in moved))

@@ -22,7 +22,7 @@ I8 = NDArray[np.int64]
 
 def gate_path(name: str, folder: Path = segment.FOLDER) -> Path:
     """Where the gate of the shared arena ``name`` is."""
-    return folder / f"{name}.gate"
+    return folder / f"{name}{segment.GATE_SUFFIX}"
 
 
 class SharedAttachment:

@@ -28,6 +28,9 @@ from services.actuator.memory.geometry import Geometry
 FOLDER: Final = Path("/dev/shm")  # a memory file system on every Linux
 HEADER_BYTES: Final = 4096
 """A whole memory page, so that the blocks behind it start on one."""
+GATE_SUFFIX: Final = ".gate"
+"""Of the file beside a segment that says who may copy in it (gate.py): held only while somebody copies or closes it,
+so whether its engine lives is told by the segment alone."""
 MAGIC: Final = b"TGARENA\0"
 VERSION: Final = 1
 _HEADER: Final = struct.Struct("<8sIIQQQ")
@@ -149,21 +152,25 @@ def attach(name: str, geometry: Geometry | None = None, folder: Path = FOLDER) -
     return Segment(name, stated, path, descriptor, memory, owner=False)
 
 
-def sweep(prefix: str, folder: Path = FOLDER, older_s: float = 60.0) -> list[str]:
-    """Remove segments called ``prefix...`` that dead engines of this user left; their names. Younger ones than
-    ``older_s`` stay: an engine that starts this moment has made its file and does not hold it yet."""
+def sweep(prefix: str, folder: Path = FOLDER, older_s: float = 5.0) -> list[str]:
+    """Remove segments called ``prefix...`` that dead engines of this user left, and gates (``<segment>.gate``) whose
+    segment is gone; their names. Younger ones than ``older_s`` stay: an engine that starts this moment has made its
+    file and does not hold it yet."""
     removed = []
-    for path in folder.glob(f"{prefix}*"):
+    for path in sorted(folder.glob(f"{prefix}*"), reverse=True):
+        gate = path.suffix == GATE_SUFFIX
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:  # somebody else's, or gone already
             continue
         try:
             found = os.fstat(descriptor)
-            young = time.time() - found.st_mtime < older_s
-            if found.st_uid == os.getuid() and not young and not _held(descriptor):
+            dead = not path.with_suffix("").exists() if gate else not _held(descriptor)
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime >= older_s and dead:
                 path.unlink(missing_ok=True)
                 removed.append(path.name)
+                if not gate:
+                    path.with_name(path.name + GATE_SUFFIX).unlink(missing_ok=True)
         finally:
             os.close(descriptor)
     return removed

@@ -170,7 +170,7 @@ def report() -> dict[str, Any]:
         patch.setattr(reclaim, "METHODS", (BY_NAME["compaction_eviction"],))
         patch.setattr(reclaim, "ORDERS", ("fullest",))
         patch.setattr(reclaim, "TUNING_SEEDS", (0,))
-        return reclaim.bench_reclaim(tenants=(3,), seeds=(5, 6), seconds=100.0, processes=1)
+        return reclaim.bench_reclaim(tenants=(3,), seeds=(5,), seconds=200.0, processes=1)
 
 
 def test_the_report_has_the_documented_keys(report: dict[str, Any]) -> None:
@@ -198,7 +198,7 @@ def test_the_report_has_the_documented_keys(report: dict[str, Any]) -> None:
 
 
 def test_the_report_and_its_table_state_both_sets_of_seeds(report: dict[str, Any]) -> None:
-    assert report["seeds"] == {"tuning": [0], "reporting": [5, 6]}
+    assert report["seeds"] == {"tuning": [0], "reporting": [5]}
     lines = reclaim.table(report).splitlines()
     assert "tuned on seeds 0; figures of seeds 5 6, pooled" in lines
     assert max(map(len, lines)) <= 80

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,8 +30,10 @@ from schemas.engine import (
     Prefetch,
     Prepare,
     Receipt,
+    Reply,
     Snapshot,
     Ticket,
+    frame,
 )
 from schemas.identity import STEP_NS
 from schemas.metrics import COLUMN
@@ -304,3 +307,52 @@ def test_a_node_that_is_gone_is_noticed_before_anything_is_copied(engines: Emula
     with pytest.raises(SegmentGone):
         attached.copy(ticket.ticket, moves_of(ticket.plan))
     attached.close()
+
+
+@pytest.mark.parametrize("harm", ["truncated", "removed"])
+def test_a_node_whose_segment_goes_carries_on_with_memory_of_its_own(
+    engines: Emulation, tmp_path: Path, harm: str
+) -> None:
+    for _ in range(10):
+        engines.advance()
+    path = tmp_path / describe(engines).handle
+    attached = SharedAttachment.open(describe(engines), folder=tmp_path)
+    if harm == "truncated":
+        os.truncate(path, 8192)
+    else:
+        path.unlink()
+    engines.advance()
+    assert describe(engines).handle == "", "nobody is to copy there any more"
+    ticket = prepared(engines)
+    with pytest.raises(SegmentGone):
+        attached.copy(ticket.ticket, moves_of(ticket.plan), "a")
+    attached.close()
+    assert isinstance(engines.answer(W0, Copy(ticket.ticket)), Receipt), "the engine copies"
+    done = engines.answer(W0, Commit(ticket.ticket))
+    assert done.compacted_bytes == ticket.bytes
+    assert [one.kind for one in done.moved] == ["move"], "its transfer is told of too"
+    for _ in range(5):
+        engines.advance()
+    found = bytes_of(engines).figures()
+    assert (found["wrong"], found["unshared"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "request_", [Prepare((), -1, 1 << 40), Evict((2**63,), 0, "e"), Prefetch((2**63,), "p"), Evict((), 2**63 - 1, "f")]
+)
+def test_numbers_that_nothing_can_have_are_answered(engines: Emulation, request_: object) -> None:
+    engines.advance()
+    said = engines.answer(W0, request_)  # type: ignore[arg-type]
+    assert isinstance(said, Failure | Receipt)
+    frame(Reply(1, 0, engines.answer(W0, Snapshot(idle_listed=9))))  # and what follows can still be sent
+
+
+def test_a_block_that_stays_wrong_is_counted_once(engines: Emulation) -> None:
+    for _ in range(10):
+        engines.advance()
+    arena = bytes_of(engines).workers[0].arena
+    block = np.flatnonzero(arena.held >= 0)[:1]
+    arena.arena.write(block, arena.arena.read(block) ^ np.uint8(1))
+    for _ in range(3):
+        bytes_of(engines).figures()
+    assert bytes_of(engines).figures()["wrong"] == 1

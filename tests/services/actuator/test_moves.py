@@ -271,12 +271,13 @@ async def test_spans_and_metrics_tell_what_really_moved(node: Node, tmp_path: Pa
     page.show(node.ledger)
     observe.stop(5.0)
     (out,) = spans_in(tmp_path / "spans.jsonl", "swap-out")
-    assert (out["tidegate.worker"], out["tidegate.sessions"], out["tidegate.bytes"]) == (WORKER, 1, 0), "not moved yet"
+    assert (out["tidegate.worker"], out["tidegate.sessions"], out["tidegate.model_bytes"]) == (WORKER, 1, 0)
+    assert "tidegate.bytes" not in out, "nothing moved yet"
     (back,) = spans_in(tmp_path / "spans.jsonl", "prefetch")
     assert (back["tidegate.sessions"], back["tidegate.asked_bytes"]) == (1, GB)
     (done,) = spans_in(tmp_path / "spans.jsonl", "completion")
     assert done == {
-        "tidegate.action": evict, "tidegate.bytes": 4000, "tidegate.path": "batch+streamed", "tidegate.pieces": 4,
+        "tidegate.action": evict, "tidegate.model_bytes": GB, "tidegate.bytes": 4000, "tidegate.path": "batch+streamed", "tidegate.pieces": 4,
         "tidegate.scale": 512,
     }  # fmt: skip
     (compact,) = spans_in(tmp_path / "spans.jsonl", "compact")

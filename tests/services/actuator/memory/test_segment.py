@@ -214,10 +214,12 @@ def test_a_sweep_removes_what_dead_engines_left_and_nothing_else(engine: subproc
     engine.kill()
     engine.wait()
     living = SharedArena.create("arena-living", GEOMETRY, tmp_path)
-    (tmp_path / "other").write_bytes(b"x")
+    for name in ("other", "arena-living.gate", "arena-gone.gate"):
+        (tmp_path / name).write_bytes(b"x")
     assert segment.sweep("arena", tmp_path) == [], "a file this young may belong to an engine that starts"
     for path in tmp_path.iterdir():
         os.utime(path, (0, 0))
-    assert segment.sweep("arena", tmp_path) == ["arena"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["arena-living", "other"]
+    assert sorted(segment.sweep("arena", tmp_path)) == ["arena", "arena-gone.gate"]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["arena-living", "arena-living.gate", "other"], "a living engine keeps its gate, used or not"
     living.unlink()
