@@ -32,26 +32,26 @@ class Play(msgspec.Struct, frozen=True, kw_only=True):
     """How the problem is played."""
 
     learner: Settings = Settings(
-        hidden=(128, 128),
+        hidden=(64, 64),
         gamma=0.99,
         n_step=3,
         batch=64,
         learning_rate=5e-4,
         tau=0.01,
         clip_norm=10.0,
-        updates_per_transition=0.5,
+        updates_per_transition=1.0,
         warmup_rows=1000,
-        capacity_rows=50_000,
+        capacity_rows=100_000,
         alpha=0.6,
         beta_start=0.4,
-        beta_updates=40_000,
+        beta_updates=50_000,
         risk_size=0,
     )
     reward_scale: float = 0.1
     """Q then lies within 0 to 10, where the Huber loss, which is linear beyond 1, is a gradient and not a sign."""
     epsilon_start: float = 1.0
     epsilon_end: float = 0.01
-    epsilon_steps: int = 10_000
+    epsilon_steps: int = 5_000
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -106,7 +106,7 @@ class _Player:
 
     def run(self, steps: int) -> Outcome:
         began = time.perf_counter()
-        env = gymnasium.make("CartPole-v1")
+        env = gymnasium.make("CartPole-v1", disable_env_checker=True)
         state, _ = env.reset(seed=self.seed)
         previous, total, best = NO_ROW, 0.0, 0.0
         solved: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def test_what_happens_after_the_stretch_teaches_nothing() -> None:
         walk(estimator, waits(gaps_s, 1000.0), until_s=100.0)
         assert estimator.waiting == 2
         known.append(estimator.kind_rates(0))
-    assert np.array_equal(*known)
+    assert np.array_equal(known[0], known[1])
 
 
 def test_a_trace_that_ends_does_not_end_its_sessions() -> None:
@@ -56,7 +57,8 @@ def test_what_is_told_of_a_turn_depends_on_earlier_gaps_only(agents: Workload) -
     think_s[row] = 7777.0
     changed = type(table)(**{**vars(table), "think_s": think_s})
     first, second = (told(ReturnEstimator(), one).expected_think_s for one in (table, changed))
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     before = at_s <= at_s[row]
     assert np.array_equal(first[before], second[before])
     assert not np.array_equal(first, second)
@@ -81,7 +83,7 @@ def test_sessions_take_the_gaps_of_a_trace(agents: Workload) -> None:
             seen.append(float(table.think_s[row]))
             row = int(table.next_turn[row])
         assert set(seen) <= {1.0, 2.0} or set(seen) <= {100.0, 200.0}, "one session's gaps, in turn"
-        assert all(here != after for here, after in zip(seen, seen[1:], strict=False))
+        assert all(here != after for here, after in itertools.pairwise(seen))
 
 
 def test_clients_calls_follow_their_rates(tmp_path: Path) -> None:

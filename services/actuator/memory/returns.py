@@ -202,7 +202,7 @@ class ReturnEstimator:
         if hours is None:
             return 1.0
         share = self.settings.hour_gaps / (self.settings.hour_gaps + gaps)
-        return hours.factor(wait.since_s - self.settings.midnight_s) ** share
+        return float(hours.factor(wait.since_s - self.settings.midnight_s) ** share)
 
     def _hours_of(self, kind: int) -> HourCounts | None:
         hours = self._hours.get(kind) if self.settings.hours else None
