@@ -43,6 +43,9 @@ class HeuristicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Forecast physical KV over the hard quota from which idle contexts are evicted, 0 to 1."""
     evict_waiting: _NotNegative = 0.40
     """The same while requests wait for memory, 0 to 1."""
+    evict_every_steps: Annotated[int, msgspec.Meta(ge=1)] = 2
+    """Steps between two evictions, at least: with idle KV always at hand eviction would take every step, and the queue
+    would never be given room. 1: no spacing."""
     horizon_s: _NotNegative = 4.0
     """How far the growth of physical KV is extrapolated, seconds."""
     reserved_high: _NotNegative = 0.85
@@ -78,7 +81,11 @@ def choose(features: NDArray[np.float32], mask: NDArray[np.uint8], settings: Heu
     full_slots = (c["l_queue"] >= s.queue_low) & (c["running"] >= s.ceiling_near * c["max_running"])
     rules = (
         (Action.TIGHTEN, hurts & (c["since_tighten"] >= s.tighten_every_steps)),
-        (Action.EVICT, (filled >= s.evict_high) | (waiting & (filled >= s.evict_waiting))),
+        (
+            Action.EVICT,
+            ((filled >= s.evict_high) | (waiting & (filled >= s.evict_waiting)))
+            & (c["since_evict"] >= s.evict_every_steps),
+        ),
         (Action.WIDEN, room & ((waiting & (c["u_reserved"] >= s.reserved_high)) | full_slots)),
         (Action.COMPACT, (waiting | (c["neighbour_queue"] >= s.queue_low)) & (c["f_frag"] >= s.frag_high)),
     )
@@ -92,7 +99,7 @@ def choose(features: NDArray[np.float32], mask: NDArray[np.uint8], settings: Heu
 
 _READ: Final = (
     "u_alloc", "du_alloc", "q0_share", "quota_hard", "l_queue", "l_queue_memory", "tpot_p95", "ttft_p95",
-    "preemption_rate", "since_tighten", "u_reserved", "running", "max_running", "neighbour_queue", "f_frag",
+    "preemption_rate", "since_tighten", "since_evict", "u_reserved", "running", "max_running", "neighbour_queue", "f_frag",
 )  # fmt: skip
 
 

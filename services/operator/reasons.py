@@ -91,6 +91,7 @@ def heuristic_rules(row: Row, s: HeuristicSettings) -> tuple[Rule, ...]:
 
     use = Comparison(FORECAST, forecast_use(row, s.horizon_s), s.evict_high)
     rested = at_least("since_tighten", s.tighten_every_steps)
+    spaced = at_least("since_evict", s.evict_every_steps)
     waiting = at_least("l_queue_memory", s.queue_low)
     # running >= near x ceiling, told in requests
     slots = Comparison("running", get("running"), float(np.float32(s.ceiling_near) * row[FEATURE["max_running"]]))
@@ -107,7 +108,7 @@ def heuristic_rules(row: Row, s: HeuristicSettings) -> tuple[Rule, ...]:
                 (at_least("preemption_rate", s.preemption_high), rested),
             ),
         ),
-        Rule(Action.EVICT, ((use,), (waiting, use._replace(threshold=s.evict_waiting)))),
+        Rule(Action.EVICT, ((use, spaced), (waiting, use._replace(threshold=s.evict_waiting), spaced))),
         Rule(Action.WIDEN, tuple(why + how for why in (room, late) for how in (memory, queued))),
         Rule(Action.COMPACT, ((waiting, scattered), (at_least("neighbour_queue", s.queue_low), scattered))),
     )

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from schemas.policies import KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer
+from schemas.policies import KEY_CANDIDATE, KEY_CHAMPION, KEY_EXAMINEE, PolicyPointer
 from services import qweights
 from services.decision.book import Book, admit_network, admit_rule, read_pointer
 from services.decision.heuristic import HeuristicSettings
@@ -107,3 +107,34 @@ def test_a_rule_in_the_setting_acts_whatever_the_pointers_say(setting: str) -> N
     shelf = book(setting)
     shelf.enter(KEY_CHAMPION, DqnPolicy(V1), pointer(V1))
     assert roles(shelf) == (setting, "v1")
+
+
+def test_an_expired_champion_makes_room_for_the_heuristic_and_says_so() -> None:
+    shelf = book()
+    shelf.enter(KEY_CHAMPION, DqnPolicy(V1), pointer(V1, expires_ns=100))
+    assert (roles(shelf), shelf.next_end_ns, shelf.fallback) == (("v1", None), 100, "")
+    assert shelf.expire(99) == []
+    assert shelf.expire(100) == ["champion v1"]
+    assert (roles(shelf), shelf.next_end_ns) == (("heuristic", "v1"), 0)
+    assert shelf.fallback == "policy_expired"
+    shelf.enter(KEY_CHAMPION, DqnPolicy(V2), pointer(V2))
+    assert (roles(shelf), shelf.fallback) == (("v2", None), "")
+    assert shelf.expire(10**18) == [], "0 is never"
+
+
+def test_an_expired_network_does_not_act_as_the_newest_either() -> None:
+    shelf = book("dqn")
+    shelf.enter(KEY_CHAMPION, DqnPolicy(V1), pointer(V1, expires_ns=100))
+    assert roles(shelf) == ("v1", None)
+    shelf.expire(100)
+    assert roles(shelf) == ("heuristic", None)
+
+
+def test_whom_the_examiner_watches_shadows_before_the_newest_candidate() -> None:
+    shelf = book()
+    shelf.enter(KEY_EXAMINEE, DqnPolicy(V1), pointer(V1))
+    shelf.enter(KEY_CANDIDATE, DqnPolicy(V2), pointer(V2))
+    assert roles(shelf) == ("heuristic", "v1")
+    nobody = PolicyPointer(version="heuristic", kind="heuristic")
+    shelf.enter(KEY_EXAMINEE, admit_rule(nobody, HEURISTIC, np.random.default_rng(0)), nobody)
+    assert roles(shelf) == ("heuristic", "v2")

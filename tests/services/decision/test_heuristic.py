@@ -39,6 +39,7 @@ def choice(changes: Mapping[str, float], mask: np.ndarray = ANYTHING) -> Action:
         ({"tpot_p95": 1.2, "since_tighten": 1}, Action.HOLD),  # the last one has not shown its effect yet
         ({"preemption_rate": 2.0}, Action.TIGHTEN),
         ({"u_alloc": 0.9}, Action.EVICT),
+        ({"u_alloc": 0.9, "since_evict": 1}, Action.HOLD),  # every other step is somebody else's
         ({"u_alloc": 0.7, "du_alloc": 0.05}, Action.EVICT),  # growing towards it
         ({"u_alloc": 0.9, "q0_share": 0.5}, Action.HOLD),  # half the card: its hard quota is far
         ({"u_alloc": 0.6, "l_queue_memory": 3}, Action.EVICT),
