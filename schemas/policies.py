@@ -8,6 +8,11 @@ import msgspec
 
 KEY_CHAMPION: Final = "champion"
 KEY_CANDIDATE: Final = "candidate"
+KEY_EXAMINEE: Final = "examinee"
+"""Which candidate the examiner watches in shadow; the heuristic: none. The learner may name others meanwhile."""
+KEY_REJECTED: Final = "rejected"
+"""A :class:`Rejections`."""
+MAX_REJECTIONS: Final = 256
 
 HEURISTIC: Final = "heuristic"
 
@@ -34,6 +39,43 @@ class PolicyPointer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     why: str = ""
     when_ns: int = 0
     """Wall clock of the move."""
+    expires_ns: int = 0
+    """Wall clock from which it is no longer in force and the heuristic acts; 0: never."""
+
+
+class Rejection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Weights that no examiner promotes again, under whatever name they come."""
+
+    version: str
+    sha256: str
+    why: str
+    when_ns: int
+
+
+class Rejections(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The newest :data:`MAX_REJECTIONS` of them, oldest first."""
+
+    rejected: tuple[Rejection, ...] = ()
+
+    def of(self, pointer: PolicyPointer) -> Rejection | None:
+        """The rejection that concerns a pointer's version or weights."""
+        for one in self.rejected:
+            if one.version == pointer.version or (one.sha256 and one.sha256 == pointer.sha256):
+                return one
+        return None
+
+    def plus(self, new: Rejection) -> Rejections:
+        return Rejections(rejected=(*self.rejected, new)[-MAX_REJECTIONS:])
 
 
 HEURISTIC_POINTER: Final = PolicyPointer(version=HEURISTIC, kind="heuristic")
+
+
+def behaviour_name(pointer: PolicyPointer) -> str:
+    """The name under which its actions travel in outcomes and transitions."""
+    return f"dqn:{pointer.version}" if pointer.kind == "dqn" else pointer.version
+
+
+def expired(pointer: PolicyPointer, now_ns: int) -> bool:
+    """Whether it is out of force at wall clock ``now_ns``."""
+    return 0 < pointer.expires_ns <= now_ns

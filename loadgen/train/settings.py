@@ -15,12 +15,12 @@ Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0.0)]
 
 LEARNER = Learner(
-    updates_per_transition=1 / 16,
-    batch=64,
+    updates_per_transition=1 / 32,
+    batch=128,
     margin=0.1,
     margin_weight=0.3,
     capacity_rows=200_000,
-    beta_updates=100_000,
+    beta_updates=50_000,
     warmup_rows=2_000,
 )
 """The learner's settings that differ here: rows are cheap, and there are demonstrations."""
@@ -37,21 +37,21 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Transitions to learn from, demonstrations among them."""
     configurations: Positive = 64
     """Fleets that are drawn to train on (``loadgen.fleets.training_configurations``); episodes take one at random."""
-    fleets: Positive = 6
+    fleets: Positive = 4
     """Fleets stepped in turn. While one is decided for and learned from, the others' time passes in a thread."""
-    cards: Positive = 8
+    cards: Positive = 32
     """Cards of each: the forward pass is as wide as their workers."""
     episode_s: Seconds = 600.0
     """Simulated length of an episode, after the minute in which windows fill."""
     admissions: tuple[str, ...] = ("deadline_cap_shed", "deadline_shed", "deadline", "fcfs")
     """How engines admit; episodes take one at random."""
-    demonstrations: Count = 60_000
+    demonstrations: Count = 100_000
     """Transitions of the heuristic alone before anything else."""
-    pretraining: Count = 3_000
+    pretraining: Count = 2_000
     """Gradient steps on them before the network acts."""
     demonstration_share: Share = 0.125
     """Share of every fleet's cards that the heuristic controls all along, so that the replay never lacks it."""
-    margin_updates: Positive = 60_000
+    margin_updates: Positive = 40_000
     """Gradient steps over which the weight of imitation falls to 0 on a straight line: the network may become
     better than whom it imitates."""
     epsilon_start: Share = 0.2
@@ -65,7 +65,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Fleets held back, drawn with a seed that no training uses; the examination's are others still."""
     validation_cards: Positive = 4
     validation_s: Seconds = 400.0
-    validate_every: Positive = 5_000
+    validate_every: Positive = 4_000
     """Gradient steps between validations."""
     report_every_s: Seconds = 10.0
     checkpoint_every_s: Seconds = 60.0

@@ -96,6 +96,7 @@ class Training:
         writes a checkpoint too."""
         settings = self.settings
         torch.set_num_threads(1)  # the fleets have the other core
+        torch.set_flush_denormal(True)  # moments of weights behind dead units fade into numbers that are slow
         demonstrating = round(settings.demonstration_share * settings.cards)
         self._progress.start(self.transitions, self.agent.updates)
         next_checkpoint = self._clock() + settings.checkpoint_every_s

@@ -8,13 +8,14 @@ import msgspec
 import numpy as np
 
 from schemas.features import FEATURE_HASH
-from schemas.policies import HEURISTIC, KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer
+from schemas.policies import HEURISTIC, KEY_CANDIDATE, KEY_CHAMPION, KEY_EXAMINEE, PolicyPointer
 from services import qweights
 from services.decision.heuristic import HeuristicSettings
 from services.decision.policy import DqnPolicy, Policy, rule
 from services.errors import PolicyError, SettingsError
 
-KEYS: Final[tuple[str, ...]] = (KEY_CHAMPION, KEY_CANDIDATE)
+KEYS: Final[tuple[str, ...]] = (KEY_CHAMPION, KEY_CANDIDATE, KEY_EXAMINEE)
+POLICY_EXPIRED: Final = "policy_expired"
 
 
 def read_pointer(key: str, value: bytes) -> PolicyPointer:
@@ -67,7 +68,7 @@ class InForce(NamedTuple):
 class Book:
     """Valid policies by pointer, and who acts under the setting ``policy``.
 
-    A refused pointer is never entered, so what was in force stays; a deleted one makes room for the
+    A refused pointer is never entered, so what was in force stays; a deleted or expired one makes room for the
     heuristic. ``rules`` name themselves in the setting and act whatever the pointers say.
     """
 
@@ -77,11 +78,19 @@ class Book:
         self._forced = None if setting in ("champion", "dqn") else rule(setting, settings, rng)
         self._held: dict[str, Policy] = {}
         self._newest: tuple[tuple[int, int], DqnPolicy] | None = None
+        self._ends: dict[str, tuple[int, str]] = {}
+        """When the policy of a key expires, and its version."""
+        self._expired: dict[str, str] = {}
+        """Version that expired under a key and was not replaced yet."""
         self.in_force = self._decide()
 
     def enter(self, key: str, policy: Policy | None, pointer: PolicyPointer | None = None) -> InForce:
-        """Note what ``key`` (champion or candidate) now names, None when it was deleted."""
-        if policy is None:
+        """Note what ``key`` now names, None when it was deleted."""
+        self._ends.pop(key, None)
+        self._expired.pop(key, None)
+        if pointer is not None and pointer.expires_ns > 0:
+            self._ends[key] = pointer.expires_ns, pointer.version
+        if policy is None or (key == KEY_EXAMINEE and policy.version == HEURISTIC):
             self._held.pop(key, None)
         else:
             self._held[key] = policy
@@ -92,12 +101,34 @@ class Book:
         self.in_force = self._decide()
         return self.in_force
 
+    def expire(self, now_ns: int) -> list[str]:
+        """Take out what has expired at wall clock ``now_ns``: ``<key> <version>`` of each."""
+        ended = [key for key, (at_ns, _) in self._ends.items() if at_ns <= now_ns]
+        for key in ended:
+            self._expired[key] = self._ends.pop(key)[1]
+            self._held.pop(key, None)
+        if ended:
+            self.in_force = self._decide()
+        return [f"{key} {self._expired[key]}" for key in ended]
+
+    @property
+    def next_end_ns(self) -> int:
+        """Wall clock of the next expiry, 0 when nothing expires."""
+        return min((at_ns for at_ns, _ in self._ends.values()), default=0)
+
+    @property
+    def fallback(self) -> str:
+        """Why the heuristic acts in the champion's place: :data:`POLICY_EXPIRED`, or empty when it does not or is
+        itself the champion."""
+        return POLICY_EXPIRED if self._forced is None and KEY_CHAMPION in self._expired else ""
+
     def _decide(self) -> InForce:
         newest = self._newest[1] if self._newest else None
         champion = self._held.get(KEY_CHAMPION, self._heuristic)
-        candidate = self._held.get(KEY_CANDIDATE)
+        candidate = self._held.get(KEY_EXAMINEE) or self._held.get(KEY_CANDIDATE)
         if self._setting == "dqn":
-            acting: Policy = newest or self._heuristic
+            valid = newest if newest and newest.version not in self._expired.values() else None
+            acting: Policy = valid or self._heuristic
             shadow = candidate
         else:
             acting = self._forced or champion

@@ -99,7 +99,8 @@ def choose(features: NDArray[np.float32], mask: NDArray[np.uint8], settings: Heu
 
 _READ: Final = (
     "u_alloc", "du_alloc", "q0_share", "quota_hard", "l_queue", "l_queue_memory", "tpot_p95", "ttft_p95",
-    "preemption_rate", "since_tighten", "since_evict", "u_reserved", "running", "max_running", "neighbour_queue", "f_frag",
+    "preemption_rate", "since_tighten", "since_evict", "u_reserved", "running", "max_running", "neighbour_queue",
+    "f_frag",
 )  # fmt: skip
 
 

@@ -28,9 +28,10 @@ from services.learner.agent import Agent
 from services.learner.backprop import backward, dueling, dueling_slope, forward
 from services.learner.risk import risk_loss
 
-_MAX_ACTIONS: Final = 8
-_BITS: Final = torch.tensor([1 << action for action in range(_MAX_ACTIONS)], dtype=torch.uint8)
-_ALLOWED: Final = torch.tensor([[bool(mask >> action & 1) for action in range(_MAX_ACTIONS)] for mask in range(256)])
+_ALLOWED: Final = np.array([[bool(mask >> action & 1) for action in range(8)] for mask in range(256)])
+_ALLOWED[0, 0] = True
+"""Row m: which actions mask m allows. A mask of 0 allows action 0 alone, as a terminal row's, which is never read,
+may have."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -75,21 +76,10 @@ class Step(msgspec.Struct, frozen=True):
     """L_risk."""
 
 
-def allowed(masks: torch.Tensor, actions: int) -> torch.Tensor:
-    """bool [n, actions] of uint8 [n], bit k is action k. A mask of 0 allows action 0 alone, as a terminal row's,
-    which is never read, may have."""
-    return _ALLOWED_OR_HOLD[masks.long(), :actions]
-
-
-_ALLOWED_OR_HOLD: Final = _ALLOWED.clone()
-_ALLOWED_OR_HOLD[0, 0] = True
-_PENALTY: Final = np.where(_ALLOWED_OR_HOLD.numpy(), np.float32(0), -np.float32(np.inf))
-
-
 def masked_argmax(q: torch.Tensor, masks: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """int64 [n]: the best allowed action of q float32 [n, actions]; masks uint8 [n]."""
-    values = q.numpy()
-    best: NDArray[np.int64] = (values + _PENALTY[masks, : values.shape[1]]).argmax(axis=1)
+    """int64 [n]: the best allowed action of q float32 [n, actions]; masks uint8 [n], bit k is action k."""
+    allowed = _ALLOWED[masks, : q.shape[1]]
+    best: NDArray[np.int64] = np.where(allowed, q.numpy(), -np.inf).argmax(axis=1)
     return best
 
 
@@ -130,7 +120,8 @@ def margin_loss(
     """
     chosen = actions.unsqueeze(1)
     own = q.gather(1, chosen)
-    rivals = (q + margin).scatter_(1, chosen, own).masked_fill_(~allowed(masks, q.shape[1]), -torch.inf)
+    forbidden = torch.from_numpy(~_ALLOWED[masks.numpy(), : q.shape[1]])
+    rivals = (q + margin).scatter_(1, chosen, own).masked_fill_(forbidden, -torch.inf)
     best, place = rivals.max(dim=1, keepdim=True)
     share = (weights / len(weights)).unsqueeze(1)
     slopes = torch.zeros_like(q).scatter_add_(1, place, share).scatter_add_(1, chosen, -share)

@@ -21,6 +21,7 @@ from services.bus import Delivery
 from services.learner import risk, validation
 from services.learner.replay_buffer import ReplayBuffer, Rows
 from services.learner.settings import Settings
+from services.learner.shares import Shares
 from services.learner.trajectories import Trajectories
 from services.learner.validation import Fault
 
@@ -51,6 +52,8 @@ class Intake:
     def __init__(self, settings: Settings) -> None:
         self.replay = ReplayBuffer(settings.capacity_rows, FEATURE_COUNT, alpha=settings.alpha)
         self.trajectories = Trajectories(settings.max_workers)
+        self.now_ns = 0
+        """Wall clock, which the owner keeps; 0: unknown, and then no row is too old."""
         self.sequence = 0
         """Greatest stream sequence taken in, whether its message was good or not."""
         self.learned_until = 0
@@ -58,6 +61,8 @@ class Intake:
         self._gamma = np.float32(settings.gamma)
         self._objective = REWARD_PARTS.index(settings.objective)
         self._bounds = validation.Bounds(reward_low=settings.reward_low, reward_high=settings.reward_high)
+        self._ages = settings.max_age_s, settings.max_ahead_s
+        self._shares = Shares(settings.capacity_rows, settings.worker_share)
         self._subjects: dict[str, str] = {}
 
     def ingest(self, deliveries: Sequence[Delivery]) -> Taken:
@@ -116,6 +121,9 @@ class Intake:
         good = faults == Fault.NONE
         faults[good & ~newer] = Fault.STALE
         faults[good & same] = Fault.DUPLICATE
+        ages = np.repeat(np.array([self._age(batch) for batch in batches], np.uint8), counts)
+        faults[ages != Fault.NONE] = ages[ages != Fault.NONE]
+        faults[(faults == Fault.NONE) & self._shares.excess(slots, self.now_ns)] = Fault.FLOOD
         ends = validation.terminal(columns)
         found = Rows(
             states=columns.states,
@@ -138,6 +146,7 @@ class Intake:
             self.trajectories.previous(slots, boots, steps),
             exhausted=risk.exhausted(found.states[:, risk.RISK_COLUMNS], found.next_states[:, risk.RISK_COLUMNS]),
         )
+        self._shares.take(slots, serials % self.replay.capacity)
         self.trajectories.advance(slots, boots, steps, serials, ends)
         fresh = int((found.sequences > self.learned_until).sum())
         if fresh:
@@ -145,6 +154,9 @@ class Intake:
         if again := len(serials) - fresh:
             rows["again"] += again
         return fresh
+
+    def _age(self, batch: TransitionBatch) -> Fault:
+        return validation.age_fault(batch.boot_id, batch.step, self.now_ns, *self._ages) if self.now_ns else Fault.NONE
 
     def _subject(self, node: str) -> str:
         known = self._subjects.get(node)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,10 +52,11 @@ class _Work(msgspec.Struct, frozen=True):
 
 
 class LearnerService:
-    """One learner; there is one a system."""
+    """One learner; there is one a system. ``wall_ns``: the clock by which rows are too old and candidates dated."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self.settings = settings
+        self._wall_ns = wall_ns
         self._stopping = threading.Event()
         self._queue: asyncio.Queue[Sequence[Delivery]] = asyncio.Queue(settings.queue_fetches)
         self._folder = Path(settings.checkpoint_dir) if settings.checkpoint_dir else None
@@ -127,7 +129,7 @@ class LearnerService:
         if self._observe.tracing:
             links = [d.headers for d in deliveries if d.headers and TRACEPARENT in d.headers][:MAX_LINKS]
         with self._observe.span("learn", kind="consumer", links=links) as span:
-            taken = await self._in_thread(lambda: self.trainer.ingest(deliveries))
+            taken = await self._in_thread(lambda: self._ingest_in_thread(deliveries))
             try:
                 await self._consumer.ack(deliveries)
             except BusError as error:  # they come again, are recognised as duplicates and acknowledged then
@@ -139,6 +141,10 @@ class LearnerService:
                 span.set("tidegate.updates", work.learned.updates)
         self._measures.note(work.taken, work.learned, self.trainer)
         self._pending = work.candidate or self._pending
+
+    def _ingest_in_thread(self, deliveries: Sequence[Delivery]) -> Taken:
+        self.trainer.intake.now_ns = self._wall_ns()
+        return self.trainer.ingest(deliveries)
 
     def _learn_in_thread(self, taken: Taken) -> _Work:
         with self._measures.learn_seconds.time():
@@ -166,7 +172,7 @@ class LearnerService:
             parent=candidate.parent,
             feature_hash=FEATURE_HASH,
             transitions=candidate.transitions,
-            created_ns=self._clock.now_ns(),
+            created_ns=self._wall_ns(),
         )
         try:
             await self._bus.object_put(BUCKET_WEIGHTS, candidate.version, candidate.data)

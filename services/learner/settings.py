@@ -66,6 +66,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Least reward believed: the article's crash penalty with room beside it."""
     reward_high: float = 100.0
     """Largest reward believed."""
+    max_age_s: Seconds = 14 * 86_400.0
+    """Rows of a step that lies further back are dropped: the fleet was another then. A step's time is that of its
+    boot plus its number times the control period."""
+    max_ahead_s: Seconds = 60 * 86_400.0
+    """Rows of a step that lies further ahead are dropped, since every true one after it would be stale. Emulated nodes
+    may run ahead of the clock by as much as they replay."""
+    worker_share: Annotated[float, msgspec.Meta(ge=1.0)] = 8.0
+    """Of the replay a worker may hold this many times its fair share among those heard of in the last ten minutes;
+    what it sends beyond is dropped."""
     max_workers: Positive = 1_000_000
     """Workers whose trajectories are followed; transitions of further ones are dropped and counted."""
     publish_updates: Positive = 100

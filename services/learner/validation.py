@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from schemas.actions import ACTION_COUNT, ALL_ACTIONS, Action
 from schemas.features import FEATURE_COUNT, FEATURE_HASH, FEATURES
+from schemas.identity import STEP_NS
 from schemas.transitions import REWARD_PARTS, Columns, TransitionBatch
 
 
@@ -35,6 +36,12 @@ class Fault(enum.IntEnum):
     DISCOUNT_RANGE = 9
     DUPLICATE = 10
     STALE = 11
+    """Not newer than the worker's last."""
+    TOO_OLD = 12
+    AHEAD = 13
+    """Further in the future than any node can be."""
+    FLOOD = 14
+    """Beyond its worker's share of the replay."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +100,7 @@ def terminal(columns: Columns) -> NDArray[np.bool_]:
 
 
 def row_faults(columns: Columns, objective: int, bounds: Bounds) -> NDArray[np.uint8]:
-    """:class:`Fault` per row, uint8 [n]; DUPLICATE and STALE are for who knows what came before.
+    """:class:`Fault` per row, uint8 [n]; those from DUPLICATE on are for who knows what came before, and when.
 
     ``objective`` is the column of REWARD_PARTS that is learned from; the others may be absent. Next state and
     next mask of a terminal row are never read and may hold anything.
@@ -122,6 +129,15 @@ def row_faults(columns: Columns, objective: int, bounds: Bounds) -> NDArray[np.u
     for fault, found in reversed(tests):  # so that the first of the table is the one that stays
         faults[found] = fault
     return faults
+
+
+def age_fault(boot_id: int, step: int, now_ns: int, max_age_s: float, max_ahead_s: float) -> Fault:
+    """Of a message of this step at wall clock ``now_ns``: NONE, TOO_OLD or AHEAD. A boot id is the wall clock at
+    telemetry's start."""
+    age_s = (now_ns - boot_id - step * STEP_NS) / 1e9
+    if age_s > max_age_s:
+        return Fault.TOO_OLD
+    return Fault.AHEAD if age_s < -max_ahead_s else Fault.NONE
 
 
 def _invalid(masks: NDArray[np.uint8]) -> NDArray[np.bool_]:

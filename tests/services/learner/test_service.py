@@ -17,12 +17,12 @@ from schemas.subjects import BUCKET_POLICY, BUCKET_WEIGHTS, STREAM_SUBJECTS, STR
 from schemas.transitions import TRANSITION_BATCH, TransitionBatch
 from services.bus.memory import MemoryBus, MemoryNetwork
 from services.clock import ManualClock
-from services.learner.service import LearnerService, Settings, build
+from services.learner.service import LearnerService, Settings
 from services.observe import Observe
 from services.qnet import QNet, digest
 from services.settings import CommonSettings
 from services.shell import Shell
-from tests.services.learner.batches import batch, deliver
+from tests.services.learner.batches import BOOT, batch, deliver
 
 
 def settings(folder: Path | None = None, **changes: object) -> Settings:
@@ -31,6 +31,11 @@ def settings(folder: Path | None = None, **changes: object) -> Settings:
         checkpoint_dir=str(folder) if folder else "", updates_per_transition=1.0,
     )  # fmt: skip
     return msgspec.structs.replace(base, **changes)
+
+
+def build(chosen: Settings) -> LearnerService:
+    """At the wall clock of the batches' boot."""
+    return LearnerService(chosen, wall_ns=lambda: BOOT)
 
 
 class Running:
