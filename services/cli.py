@@ -19,7 +19,11 @@ from typing import Any
 
 from services.errors import TidegateError, UserError
 
-SERVICES = ("telemetry", "featurizer", "decision", "actuator", "learner")
+SERVICES = {
+    **{name: f"services.{name}.service" for name in ("telemetry", "featurizer", "decision", "actuator", "learner")},
+    "examiner": "loadgen.examiner.service",
+}
+"""What `tidegate run` starts. The examiner is in loadgen: it runs the emulator, which no service imports."""
 OWN_PARSER = {
     "train": ("loadgen.train.cli", "train a network on randomised emulated fleets"),
     "evaluate": ("loadgen.evaluate.cli", "examine policies on held-out fleets, or on the article's cluster"),
@@ -131,7 +135,7 @@ def _run(arguments: list[str]) -> int:
     from services import runtime
 
     name, *rest = arguments
-    service: Any = importlib.import_module(f"services.{name}.service")
+    service: Any = importlib.import_module(SERVICES[name])
     return runtime.main(name, service.Settings, service.build, rest)
 
 
