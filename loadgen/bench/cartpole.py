@@ -1,8 +1,10 @@
 """CartPole-v1 by the agent that learns Tidegate's control: a sanity run of the learning code, on a known problem.
 
 Replay, n-step returns, targets and gradient step are those of ``services.learner``; only the network's width, the
-states and the settings below are this problem's. Solved means: the mean return of 100 consecutive training episodes,
-exploration and all, reached 475 within 100,000 steps (the limit of an episode is 500 steps).
+states and the settings below are this problem's. Every 5,000 steps the network is frozen and plays 100 fresh episodes
+greedily, from starts that training never sees; solved means that their mean return (at most 500) is 475 or more, within
+100,000 steps of training. Stricter and told beside it: the best mean of 100 consecutive episodes of the training
+itself, with its exploration and on a network that changes all the while.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from services.qnet import QNet
 SOLVED: Final = 475.0
 EPISODES: Final = 100
 STEPS: Final = 100_000
+EVALUATE_EVERY: Final = 5_000
+_EVALUATION_SEED: Final = 1_000_000
 _STATES, _ACTIONS, _MASK = 4, 2, 0b11
 
 
@@ -59,10 +63,13 @@ class Outcome(msgspec.Struct, frozen=True):
 
     seed: int
     solved_at_step: int | None
-    """Steps when the mean of the last 100 episodes first reached 475."""
-    best_mean: float
-    """The highest mean of 100 consecutive episodes."""
+    """Steps of training when the frozen network's mean first reached 475."""
+    evaluations: list[float]
+    """Mean return of 100 greedy episodes, every 5,000 steps."""
+    training_best: float | None
+    """The highest mean of 100 consecutive training episodes; None when there were fewer."""
     returns: list[float]
+    """Of the training's episodes."""
     updates: int
     seconds: float
 
@@ -108,9 +115,9 @@ class _Player:
         began = time.perf_counter()
         env = gymnasium.make("CartPole-v1", disable_env_checker=True)
         state, _ = env.reset(seed=self.seed)
-        previous, total, best = NO_ROW, 0.0, 0.0
-        solved: int | None = None
-        for step in range(steps):
+        previous, total = NO_ROW, 0.0
+        evaluations: list[float] = []
+        for step in range(1, steps + 1):
             action, probability = self.act(state, step)
             after, reward, terminated, truncated, _ = env.step(action)
             previous = self.keep(state, action, probability, float(reward), after, terminated, previous)
@@ -120,13 +127,30 @@ class _Player:
                 self.returns.append(total)
                 state, _ = env.reset()
                 previous, total = NO_ROW, 0.0
-                if len(self.returns) >= EPISODES:
-                    best = max(best, float(np.mean(self.returns[-EPISODES:])))
-                if best >= SOLVED:
-                    solved = step + 1
+            if step % EVALUATE_EVERY == 0:
+                evaluations.append(self.evaluate(_EVALUATION_SEED + step))
+                if evaluations[-1] >= SOLVED:
                     break
         env.close()
-        return Outcome(self.seed, solved, best, self.returns, self.agent.updates, time.perf_counter() - began)
+        solved = step if evaluations and evaluations[-1] >= SOLVED else None
+        means = np.convolve(self.returns, np.full(EPISODES, 1 / EPISODES), "valid")
+        best = float(means.max()) if len(self.returns) >= EPISODES else None
+        seconds = time.perf_counter() - began
+        return Outcome(self.seed, solved, evaluations, best, self.returns, self.agent.updates, seconds)
+
+    @torch.no_grad()
+    def evaluate(self, seed: int) -> float:
+        """Mean return of 100 greedy episodes, played side by side, each from a start of its own."""
+        env = gymnasium.make_vec("CartPole-v1", num_envs=EPISODES, vectorization_mode="vector_entry_point")
+        states, _ = env.reset(seed=seed)
+        going, total = np.ones(EPISODES, np.bool_), np.zeros(EPISODES)
+        while going.any():
+            q = self.agent.net.q(torch.from_numpy(np.ascontiguousarray(states, np.float32)))
+            states, rewards, terminated, truncated, _ = env.step(q.argmax(dim=1).numpy())
+            total += np.where(going, rewards, 0.0)
+            going &= ~(terminated | truncated)
+        env.close()
+        return float(total.mean())
 
     def act(self, state: NDArray[np.float32], step: int) -> tuple[int, float]:
         """(action, its probability under the epsilon-greedy policy)."""

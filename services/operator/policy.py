@@ -117,7 +117,8 @@ async def _move(bus: Bus, pointer: PolicyPointer, options: argparse.Namespace, o
     pinned = await _pin(bus)
     if pinned is not None and pinned.version != pointer.version and options.what != "pin":
         raise UserError(f"the champion is {what(pinned)}{by(pinned)}: tidegate policy pin --clear first")
-    new = msgspec.structs.replace(pointer, who=who(options), why=options.why, when_ns=time.time_ns())
+    # A policy that an operator puts in force stays until somebody moves it: no examiner watches over it.
+    new = msgspec.structs.replace(pointer, who=who(options), why=options.why, when_ns=time.time_ns(), expires_ns=0)
     before, revision = await put(bus, BUCKET_POLICY, KEY_CHAMPION, msgspec.json.encode(new), options.revision)
     out.write(f"champion: {what(new)}{by(new)} (revision {revision})\n")
     if before is not None and before.value is not None:
