@@ -119,8 +119,16 @@ def _parser() -> argparse.ArgumentParser:
     returns.add_argument(
         "--trace", type=Path, metavar="FILE", help="sessions of this trace; left out, the built-in agent workload's"
     )
+    returns.add_argument("--goodput", action="store_true", help="also what it is worth on emulated fleets (minutes)")
     returns.add_argument("--json", type=Path, metavar="FILE")
     returns.set_defaults(command=_bench_returns)
+    cartpole = bench.add_parser("cartpole", help="the agent's code on CartPole-v1: solved within 100k steps?")
+    cartpole.add_argument("--seeds", type=int, default=5, metavar="N", help="so many (default %(default)s)")
+    cartpole.add_argument("--json", type=Path, metavar="FILE")
+    cartpole.set_defaults(command=_bench_cartpole)
+    gradient = bench.add_parser("gradient", help="gradient steps per second beside Stable-Baselines3's DQN")
+    gradient.add_argument("--json", type=Path, metavar="FILE")
+    gradient.set_defaults(command=_bench_gradient)
     return parser
 
 
@@ -212,7 +220,32 @@ def _bench_returns(namespace: argparse.Namespace) -> None:
     check_file("--json", namespace.json)
     report = returns.bench_returns(namespace.trace)
     print("\n".join(returns.render(report)))
-    _write(msgspec.to_builtins(report), namespace.json)
+    found = msgspec.to_builtins(report)
+    if namespace.goodput:
+        from loadgen.bench import returns_worth
+
+        worth = returns_worth.returns_worth(namespace.trace)
+        print("\n".join(returns_worth.render(worth)))
+        found["goodput"] = msgspec.to_builtins(worth)
+    _write(found, namespace.json)
+
+
+def _bench_cartpole(namespace: argparse.Namespace) -> None:
+    from loadgen.bench import cartpole
+    from loadgen.outputs import check_file
+
+    check_file("--json", namespace.json)
+    if namespace.seeds < 1:
+        raise UserError(f"--seeds: found {namespace.seeds}, expected 1 or more")
+    _report(cartpole.bench_cartpole(seeds=namespace.seeds), namespace.json)
+
+
+def _bench_gradient(namespace: argparse.Namespace) -> None:
+    from loadgen.bench import gradient
+    from loadgen.outputs import check_file
+
+    check_file("--json", namespace.json)
+    _report(gradient.bench_gradient(), namespace.json)
 
 
 def _report(result: dict[str, Any], path: Path | None) -> None:

@@ -24,6 +24,7 @@ ALL = 0b11111
 
 def _seen(**features: float) -> Seen:
     raw = np.zeros((1, FEATURE_COUNT), np.float32)
+    raw[0, [at for name, at in FEATURE.items() if name.startswith("since_")]] = 99.0
     for name, value in features.items():
         raw[0, FEATURE[name]] = value
     none = np.zeros(1, np.uint8)
@@ -43,24 +44,36 @@ def _network(path: Path, bias: Action) -> Path:
     return path
 
 
-FULL = {"u_alloc": 0.7, "quota_hard": 1.0, "q0_share": 1.0}
+HALF_FULL = {"u_alloc": 0.6, "quota_hard": 1.0, "q0_share": 1.0}
 
 
 def test_variants_of_the_heuristic_differ_where_they_say() -> None:
-    assert _choice("heuristic", **FULL) == Action.EVICT
-    assert _choice("heuristic:late", **FULL) == Action.HOLD
-    assert _choice("heuristic:never", **FULL | {"u_alloc": 0.99}) == Action.HOLD
+    assert _choice("heuristic:early", **HALF_FULL) == Action.EVICT
+    assert _choice("heuristic:late", **HALF_FULL) == Action.HOLD
+    assert _choice("heuristic:late", **HALF_FULL | {"u_alloc": 0.99}) == Action.EVICT
+    assert _choice("heuristic:never", **HALF_FULL | {"u_alloc": 0.99}) == Action.HOLD
     assert len({*VARIANTS.values(), HeuristicSettings()}) == len(VARIANTS) + 1, "each is another setting"
 
 
 def test_a_policy_without_an_action_or_a_feature_does_without(tmp_path: Path) -> None:
-    assert _choice("heuristic-no_evict", **FULL) == Action.HOLD
-    growing = FULL | {"u_alloc": 0.5, "du_alloc": 0.1}
-    assert _choice("heuristic", **growing) == Action.EVICT
-    assert _choice("heuristic-no_slope", **growing) == Action.HOLD
+    assert _choice("heuristic:early-no_evict", **HALF_FULL) == Action.HOLD
+    growing = HALF_FULL | {"u_alloc": 0.2, "du_alloc": 0.1}
+    assert _choice("heuristic:early", **growing) == Action.EVICT
+    assert _choice("heuristic:early-no_slope", **growing) == Action.HOLD
     path = _network(tmp_path / "p", Action.COMPACT)
     assert _choice("dqn", path) == Action.COMPACT
     assert _choice("dqn-no_compact", path) != Action.COMPACT
+
+
+def test_engines_of_another_mode_admit_as_they_are_told() -> None:
+    for name, admission in (("heuristic", "deadline_cap_shed"), ("heuristic-physical", "fcfs")):
+        mode = entrant(name).mode(admission)
+        assert (mode.order, mode.running_cap, mode.shed) == (
+            ("deadline", True, True) if admission != "fcfs" else ("fcfs", False, False)
+        )
+    assert entrant("heuristic-physical").mode("fcfs").admission == "physical"
+    assert entrant("heuristic-oracle_returns").mode("fcfs").returns == "oracle"
+    assert entrant("static").mode("deadline").air_bag_bytes > 0
 
 
 def test_random_is_the_same_beside_whatever_other_traces() -> None:
