@@ -277,7 +277,8 @@ async def test_spans_and_metrics_tell_what_really_moved(node: Node, tmp_path: Pa
     assert (back["tidegate.sessions"], back["tidegate.asked_bytes"]) == (1, GB)
     (done,) = spans_in(tmp_path / "spans.jsonl", "completion")
     assert done == {
-        "tidegate.action": evict, "tidegate.model_bytes": GB, "tidegate.bytes": 4000, "tidegate.path": "batch+streamed", "tidegate.pieces": 4,
+        "tidegate.action": evict, "tidegate.model_bytes": GB, "tidegate.bytes": 4000,
+        "tidegate.path": "batch+streamed", "tidegate.pieces": 4,
         "tidegate.scale": 512,
     }  # fmt: skip
     (compact,) = spans_in(tmp_path / "spans.jsonl", "compact")
