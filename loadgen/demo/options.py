@@ -11,6 +11,7 @@ import msgspec
 
 from loadgen.engine.specs import CARDS, MODELS
 from loadgen.outputs import check_file, check_new_folder
+from loadgen.policies import ADMISSIONS
 from loadgen.traces import FORMATS
 from loadgen.workload import KINDS
 from schemas.actions import RHO_MAX, RHO_MIN
@@ -36,6 +37,7 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     as fast as the loop goes."""
     duration_s: float = 1200.0
     policy: str = "champion"
+    admission: str = "fcfs"
     seed: int = 1
     json: Path | None = None
     trace_out: Path | None = None
@@ -81,6 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy", default=default.policy, help="champion (default), static, fixed:RHO, heuristic or dqn"
     )
+    parser.add_argument(
+        "--admission",
+        default=default.admission,
+        help="of every row: fcfs (default) or deadline, each also with _cap, _shed or _cap_shed",
+    )
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison as JSON")
     parser.add_argument("--trace-out", type=Path, metavar="FILE", help="write OpenTelemetry spans as OTLP JSON lines")
@@ -110,6 +117,8 @@ def parse(namespace: argparse.Namespace) -> DemoOptions:
         raise UserError(f"--speed: found {options.speed:g}, expected 0 or more")
     if not 0.01 <= options.context_scale <= 1:
         raise UserError(f"--context-scale: found {options.context_scale:g}, expected 0.01 to 1")
+    if options.admission not in ADMISSIONS:
+        raise UserError(f"--admission: found {options.admission!r}, expected one of {', '.join(ADMISSIONS)}")
     _check_policy(options.policy)
     check_file("--json", options.json)
     check_file("--trace-out", options.trace_out)

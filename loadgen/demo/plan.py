@@ -11,7 +11,7 @@ from loadgen.demo.options import DemoOptions
 from loadgen.engine.report import Summary
 from loadgen.engine.specs import FleetConfig
 from loadgen.load import UnitLoad, find_unit_load, tables_at
-from loadgen.policies import policy_named
+from loadgen.policies import admission_named, policy_named, with_admission
 from loadgen.replay import Run, replay
 from loadgen.requests import RequestTable
 from loadgen.workload import Workload, builtin
@@ -31,6 +31,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tables: list[RequestTable]
     """One a worker, node by node."""
     duration_s: float
+    admission: str = "fcfs"
+    """Of all rows alike."""
 
     def node_fleet(self) -> FleetConfig:
         """The fleet of one node: one card."""
@@ -39,7 +41,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def live_fleet(self) -> FleetConfig:
         """The same for the live node, whose sessions the actuator brings back ahead of their return."""
         fleet = self.node_fleet()
-        return msgspec.structs.replace(fleet, mode=msgspec.structs.replace(fleet.mode, prefetch=False))
+        mode = msgspec.structs.replace(fleet.mode, prefetch=False, **admission_named(self.admission))
+        return msgspec.structs.replace(fleet, mode=mode)
 
     def node_tables(self, node: int) -> list[RequestTable]:
         per_node = self.fleet.workers_per_card
@@ -56,6 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.duration_s:,.0f} simulated seconds",
             f"load {options.load:g} = {options.load * unit.factor:.3g} x the workload's own rate; load 1.0 = "
             f"{unit.factor:.3g} x, where vLLM-like with offload meets the SLO for {100 * unit.share:.0f} % of tokens",
+            f"admission of every row: {self.admission}",
             f"a request that names no max_tokens reserves (tokens): {reserved}; clients give up after twice their "
             "first-token limit",
         ]
@@ -74,12 +78,20 @@ def make_plan(options: DemoOptions) -> Plan:
     unit = find_unit_load(fleet, workload, options.duration_s, options.seed)
     workers = fleet.cards * fleet.workers_per_card
     tables = tables_at(workload, unit.factor * options.load, workers, options.duration_s, options.seed)
-    return Plan(workload=workload, fleet=fleet, unit=unit, tables=tables, duration_s=options.duration_s)
+    return Plan(
+        workload=workload,
+        fleet=fleet,
+        unit=unit,
+        tables=tables,
+        duration_s=options.duration_s,
+        admission=options.admission,
+    )
 
 
 def run_baselines(plan: Plan, names: Iterable[str] = BASELINES) -> dict[str, Run]:
     """Each baseline on the plan's requests, offline."""
-    return {name: replay(plan.fleet, plan.tables, policy_named(name), plan.duration_s) for name in names}
+    specs = {name: with_admission(policy_named(name), plan.admission) for name in names}
+    return {name: replay(plan.fleet, plan.tables, spec, plan.duration_s) for name, spec in specs.items()}
 
 
 def figures(summary: Summary) -> dict[str, float]:

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.demo.plan import Plan
+from loadgen.engine.specs import FleetConfig
+from loadgen.load import UnitLoad
+from loadgen.workload import builtin
 from services import cli
 
 BAD_LINE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,374,44\n2023-11-16 18:17:04,many,5\n"
@@ -27,6 +31,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (["--trace", "absent.csv"], ["absent.csv"]),
         (["--trace", "bad.csv"], ["bad.csv", "3", "ContextTokens", "many"]),
         (["--policy", "luck"], ["--policy", "luck", "heuristic"]),
+        (["--admission", "lifo"], ["--admission", "lifo", "deadline_cap_shed"]),
         (["--policy", "fixed:9"], ["--policy", "fixed:9", "1.0 to 1.6"]),
         (["--json", "absent/demo.json"], ["--json", "absent", "does not exist"]),
         (["--trace-out", "absent/spans.jsonl"], ["--trace-out", "absent"]),
@@ -64,3 +69,18 @@ def test_what_argparse_finds_has_the_same_exit_code(arguments: list[str], capsys
         cli.main(["demo", *arguments])
     assert ended.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_the_admission_is_every_rows_and_the_live_nodes() -> None:
+    fleet = FleetConfig()
+    plan = Plan(
+        workload=builtin("chat", duration_s=60.0, seed=1),
+        fleet=fleet,
+        unit=UnitLoad(factor=1.0, share=0.85, evaluations=1),
+        tables=[],
+        duration_s=60.0,
+        admission="deadline_shed",
+    )
+    mode = plan.live_fleet().mode
+    assert (mode.order, mode.running_cap, mode.shed, mode.prefetch) == ("deadline", False, True, False)
+    assert plan.node_fleet().mode == fleet.mode, "the gate's own replays stay as they are"
