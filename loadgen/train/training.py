@@ -94,9 +94,17 @@ class Training:
     def run(self) -> None:
         """Train until ``transitions`` are done, validate once more and write the last checkpoint. An interrupt
         writes a checkpoint too."""
-        settings = self.settings
         torch.set_num_threads(1)  # the fleets have the other core
-        torch.set_flush_denormal(True)  # moments of weights behind dead units fade into numbers that are slow
+        # Moments of weights behind dead units fade into numbers that are slow. The switch is the whole process's, in
+        # which zero then equals the smallest number: it goes back whatever happens.
+        torch.set_flush_denormal(True)
+        try:
+            self._train()
+        finally:
+            torch.set_flush_denormal(False)
+
+    def _train(self) -> None:
+        settings = self.settings
         demonstrating = round(settings.demonstration_share * settings.cards)
         self._progress.start(self.transitions, self.agent.updates)
         next_checkpoint = self._clock() + settings.checkpoint_every_s

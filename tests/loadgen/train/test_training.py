@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from loadgen.train import checkpoint, cli, validation
 from loadgen.train.settings import TrainSettings
@@ -46,6 +47,11 @@ def test_a_run_ends_with_a_policy_that_says_how_it_was_made(ran: tuple[Training,
     found = qweights.values(weights, np.zeros((1, FEATURE_COUNT), np.float32))
     assert found.q.shape == (1, 5)
     assert found.risk is not None
+
+
+def test_the_process_reckons_as_before(ran: tuple[Training, list[str]]) -> None:
+    smallest = torch.nextafter(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+    assert (smallest * 1).item() > 0, "training left the smallest numbers flushed to zero for everybody"
 
 
 def test_it_is_validated_on_the_way_and_the_best_network_is_kept(ran: tuple[Training, list[str]]) -> None:
