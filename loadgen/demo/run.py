@@ -82,6 +82,12 @@ async def _live(
     gating: asyncio.Task[None] | None = None
     try:
         await loop.start_server()
+        if options.keep is not None:  # who keeps the folder has the password, in nats/server.conf
+            console.print(
+                f"operator commands: TIDEGATE_COMMON_NATS_URL={loop.server.url} "
+                f"TIDEGATE_COMMON_NATS_USER={loop.server.user} TIDEGATE_COMMON_NATS_PASSWORD={loop.server.password} "
+                "tidegate status"
+            )
         bus = await loop.connect("demo")
         view = LiveView()
         await view.attach(bus)

@@ -46,12 +46,18 @@ def run(namespace: argparse.Namespace) -> int:
         settings = msgspec.convert(_over_defaults(given), TrainSettings)
     except msgspec.ValidationError as error:
         raise UserError(f"train: {error}") from error
+    if settings.transitions <= settings.demonstrations:
+        raise UserError(
+            f"train: found {settings.transitions:,} transitions, expected more than the {settings.demonstrations:,} "
+            "demonstrations they begin with: nothing would be learned"
+        )
     if saved is not None and (unlike := differing(saved.meta.settings, settings)):
         raise UserError(f"train: {folder} holds a run with other settings ({', '.join(unlike)}); name another --folder")
     training = Training(settings, namespace.out, folder, tell=_tell, command=_command(namespace))
     if saved is not None:
         training.restore(saved)
         _tell(f"going on from {saved.meta.transitions:,} transitions and {saved.meta.updates:,} updates")
+    _tell(f"learning from {settings.transitions:,} transitions; a checkpoint every {settings.checkpoint_every_s:g} s")
     training.run()
     _tell(f"{namespace.out}: {training.best:.4f} of the heuristic's goodput in validation, {training.seconds:,.0f} s")
     return 0

@@ -84,7 +84,7 @@ def _add(
     parser.add_argument("--url", metavar="URL", help="NATS server; default: TIDEGATE_COMMON_NATS_URL or the file's")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML); default: TIDEGATE_CONFIG")
     if change:
-        parser.add_argument("--why", required=True, help="reason, kept with the change")
+        parser.add_argument("--why", type=_reason, required=True, help="reason, kept with the change")
         parser.add_argument("--who", help="default: the user of this shell")
         parser.add_argument("--revision", type=int, metavar="N", help="change only if the entry still has revision N")
     return parser
@@ -93,3 +93,9 @@ def _add(
 def _filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NODE")
     parser.add_argument("--worker", metavar="WORKER")
+
+
+def _reason(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("found nothing, expected why this is done")
+    return text.strip()

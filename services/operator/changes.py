@@ -125,6 +125,8 @@ async def mode(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
     except ValueError as error:
         raise UserError(str(error)) from None
     now_ns = time.time_ns()
+    if options.share is not None and options.mode != "canary":
+        raise UserError(f"mode {options.mode}: found --share, which only canary has")
     share = {} if options.share is None else {"share": options.share}
     new = checked(
         ModeOrder, mode=options.mode, who=who(options), when_ns=now_ns, why=options.why,

@@ -14,6 +14,7 @@ from loadgen.train import checkpoint, cli, validation
 from loadgen.train.settings import TrainSettings
 from loadgen.train.training import Training, differing
 from schemas.features import FEATURE_COUNT
+from services import cli as services_cli
 from services import qweights
 from services.errors import UserError
 from services.learner.agent import tensors_of
@@ -158,3 +159,10 @@ def test_mistakes_of_the_user_are_told(tmp_path: Path) -> None:
             cli.run(options("--out", str(out), "--config", str(config)))
     with pytest.raises(UserError, match="does not exist"):
         cli.run(options("--out", str(tmp_path / "no" / "p.safetensors")))
+
+
+def test_a_run_too_short_to_learn_anything_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "policy.safetensors"
+    assert services_cli.main(["train", "--out", str(out), "--transitions", "20000"]) == 2
+    assert "nothing would be learned" in capsys.readouterr().err
+    assert not out.exists()

@@ -63,6 +63,8 @@ async def test_a_change_on_a_real_server_is_there_for_the_next_command(
         assert (code, "there is no audit stream" in err) == (2, True)
         code, out, _ = await typed("policy", "list")
         assert (code, "the heuristic acts" in out) == (0, True)
+        code, _, err = await typed("mode", "off", "--why", "x", "--share", "0.5")
+        assert (code, "only canary" in err) == (2, True)
         code, _, err = await typed("mode", "off", "--why", "x", "--worker", "w0")
         assert (code, err.count("\n")) == (2, 1)
     finally:
