@@ -165,7 +165,7 @@ class _Run:
         return plan_shrink(
             self._pool.blocks,
             self.missing(),
-            within_s=self._left_s(),
+            within_s=self._left_s() + SLACK_S,  # a plan that ends right at the deadline holds in spite of rounding
             idle=[one for one in idle if self._departures.may_go(one.owner, SessionState.IDLE)],
             running=[owner for owner in running if self._departures.may_go(owner, SessionState.LIVE)],
             rates=self._rates,

@@ -202,7 +202,7 @@ class _Draft:
 
     def _further(self, groups: int, chosen: Bool, built: ShrinkPlan) -> ShrinkPlan:
         """The fewest sessions more that make the plan hold: running ones where written blocks are in the way, idle
-        ones first where time is short; ``built`` when none do."""
+        ones first where time is short, running ones alone where it is shorter still; ``built`` when none do."""
         more = self._eligible & ~chosen
         if built.groups < groups:
             more &= ~self._idle
@@ -215,8 +215,11 @@ class _Draft:
             wider[order[:count]] = True
             return wider, self._build(groups, wider)
 
-        if not len(order) or not self.holds(with_first(len(order))[1], groups):
-            return built
+        if not (len(order) and self.holds(with_first(len(order))[1], groups)):
+            # Running ones alone spare the boundary after which idle ones are gone.
+            order = np.flatnonzero(more & ~self._idle)
+            if not (len(order) and self.holds(with_first(len(order))[1], groups)):
+                return built
         low, high = 0, len(order)
         while high - low > 1:
             middle = (low + high) // 2
