@@ -8,14 +8,13 @@ nothing is compiled in the middle of a run. Arrays are C-ordered; n is the numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from typing import Final
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+from services.compiled import compiled
+
 F8 = NDArray[np.float64]
 F4 = NDArray[np.float32]
 I8 = NDArray[np.int64]
@@ -33,19 +32,7 @@ _BINS: Final = 16
 _NAN: Final = np.nan
 
 
-def _compiled(signature: str) -> Callable[[_Function], _Function]:
-    def decorate(function: _Function) -> _Function:
-        try:
-            made = numba.njit(signature, cache=True, nogil=True, error_model="numpy")(function)
-        except RuntimeError:
-            # No folder to keep the code in (a read-only image without a home): compiled at every start.
-            made = numba.njit(signature, nogil=True, error_model="numpy")(function)
-        return cast(_Function, made)
-
-    return decorate
-
-
-@_compiled("b1(f8[:,::1], f8[::1], f8[::1], i8[::1], i8[:,::1], i8[::1], i8, i8, i8, i8)")
+@compiled("b1(f8[:,::1], f8[::1], f8[::1], i8[::1], i8[:,::1], i8[::1], i8, i8, i8, i8)")
 def any_odd(
     metrics: F8,
     low: F8,
@@ -81,7 +68,7 @@ def any_odd(
     return crowded
 
 
-@_compiled("f8(f8[::1], f8, f8[::1])")
+@compiled("f8(f8[::1], f8, f8[::1])")
 def quantile_of(counts: F8, q: float, edges: F8) -> float:
     """The q-quantile of one latency histogram [16], in the unit of ``edges`` [17]; linear inside a bin.
 
@@ -103,7 +90,7 @@ def quantile_of(counts: F8, q: float, edges: F8) -> float:
     return float(edges[_BINS])
 
 
-@_compiled(
+@compiled(
     "i8(f8[:,::1], i8[::1], i8[::1], f8[::1], b1[::1], b1[::1], i8[::1], i8[::1], i8[::1], i8, i8, f8[::1], i8,"
     "f8[:,::1], i8[::1], f8[::1], i8[::1], i8[::1], f8[:,:,::1], f8[:,:,::1], f8[:,::1], f8[:,::1],"
     "f8[:,::1], f8[:,::1], f8[::1], b1[::1])"
@@ -245,7 +232,7 @@ def advance(
     return resets
 
 
-@_compiled("void(f8[:,::1], i8[::1], i8, i8, i8, f8[:,::1])")
+@compiled("void(f8[:,::1], i8[::1], i8, i8, i8, f8[:,::1])")
 def neighbours(values: F8, cards: I8, card_count: int, waiting: int, kv: int, out: F8) -> None:
     """Sums of ``waiting`` and ``kv`` over the card's other workers, into ``out`` [n, 2]; NaN where one of them
     is absent."""
@@ -258,7 +245,7 @@ def neighbours(values: F8, cards: I8, card_count: int, waiting: int, kv: int, ou
         out[i, 1] = max(sums[cards[i], 1] - values[i, kv], 0.0) if sums[cards[i], 1] >= 0.0 else _NAN
 
 
-@_compiled("void(f8[:,::1], f8[:,::1], i8[::1], i8, f8[::1], f8, f8, f8, f8, f8, f8[::1], f4[:,::1])")
+@compiled("void(f8[:,::1], f8[:,::1], i8[::1], i8, f8[::1], f8, f8, f8, f8, f8, f8[::1], f4[:,::1])")
 def rewards(
     gained: F8,
     gauges: F8,
@@ -320,7 +307,7 @@ def rewards(
         out[i, 2], out[i, 3], out[i, 4], out[i, 5] = tokens, alloc, violation, oom
 
 
-@_compiled("void(f8[:,::1], i8[:,::1], f8[::1], f8[:,::1], i8[::1], f8[:,::1], i8[::1], i8[::1], i8[::1], i8[:,::1],"
+@compiled("void(f8[:,::1], i8[:,::1], f8[::1], f8[:,::1], i8[::1], f8[:,::1], i8[::1], i8[::1], i8[::1], i8[:,::1],"
            "i8[::1], i8[::1], i8, i8, i8, i8, i8, i8, f4[:,::1])")  # fmt: skip
 def states(
     values: F8,

@@ -23,11 +23,6 @@ class Adam:
         self._eps = eps
         self.state: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
 
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-        for parameter in self._parameters:
-            parameter.grad = None
-
     @torch.no_grad()
     def step(self) -> None:
         """theta <- theta - lr m / (sqrt(v) + eps), both moments without their bias. All parameters have a gradient."""

@@ -6,17 +6,16 @@ side by side. Types are fixed here: nothing is compiled in the middle of a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
-import numba
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]  # numba's own, without stubs
 from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+from services.compiled import compiled
+
 U1 = NDArray[np.uint8]
 U8 = NDArray[np.uint64]
 I8 = NDArray[np.int64]
@@ -36,19 +35,7 @@ _ONE: Final = np.uint64(1)
 _memcpy: Any = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
 
 
-def _compiled(signature: str) -> Callable[[_Function], _Function]:
-    def decorate(function: _Function) -> _Function:
-        try:
-            made = numba.njit(signature, cache=True, nogil=True, error_model="numpy")(function)
-        except RuntimeError:
-            # No folder to keep the code in (a read-only image without a home): compiled at every start.
-            made = numba.njit(signature, nogil=True, error_model="numpy")(function)
-        return cast(_Function, made)
-
-    return decorate
-
-
-@_compiled("void(u8, u8, i8[::1], i8[::1], i8[::1], i8)")
+@compiled("void(u8, u8, i8[::1], i8[::1], i8[::1], i8)")
 def copy_runs(target: int, source: int, into: I8, from_: I8, lengths: I8, block_bytes: int) -> None:
     """Copy runs of neighbouring blocks between two arenas that start at the addresses ``target`` and ``source``.
 
@@ -90,7 +77,7 @@ _stream: Any = intrinsic(_stream_32)
 _fence: Any = intrinsic(_full_fence)
 
 
-@_compiled("void(u8, u8, i8[::1], i8[::1], i8[::1], i8)")
+@compiled("void(u8, u8, i8[::1], i8[::1], i8[::1], i8)")
 def stream_runs(target: int, source: int, into: I8, from_: I8, lengths: I8, block_bytes: int) -> None:
     """:func:`copy_runs` with stores past the caches: what is written is not read first, which spares a third of the
     memory traffic, and the engine's working set stays in the caches. The C library does so only for copies that are
@@ -108,7 +95,7 @@ def stream_runs(target: int, source: int, into: I8, from_: I8, lengths: I8, bloc
     _fence()  # such stores are not ordered by themselves: the commit that follows must not overtake them
 
 
-@_compiled("u8[::1](u1[:,::1], i8[::1])")
+@compiled("u8[::1](u1[:,::1], i8[::1])")
 def checksums(view: U1, blocks: I8) -> U8:
     """Checksum of each of ``blocks`` (int64 [n]) of ``view`` (uint8 [blocks, block_bytes]): uint64 [n].
 

@@ -18,7 +18,8 @@ def test_steps_are_those_of_the_paper() -> None:
     means, squares = ([np.zeros_like(one) for one in theirs] for _ in range(2))
     own = Adam(ours, learning_rate=LEARNING_RATE, eps=EPS)
     for step in range(1, 21):
-        own.zero_grad()
+        for one in ours:
+            one.grad = None
         (ours[0].square().sum() + (ours[0].sum(0) * ours[1]).sum()).backward()  # type: ignore[no-untyped-call]
         own.step()
         for k, gradient in enumerate((2 * theirs[0] + theirs[1], theirs[0].sum(0))):
