@@ -11,6 +11,9 @@ from loadgen.engine.specs import EngineMode
 AIR_BAG_BYTES: Final = 20e9
 """What article 1's operators keep free on every card."""
 
+TIDEGATE: Final = EngineMode(reservation="expected", offload=True)
+"""The engine that Tidegate acts on: reserves the output to be expected, and copies finished turns to host memory."""
+
 Control = Literal["hold", "fixed", "heuristic", "dqn"]
 
 
@@ -49,6 +52,11 @@ def admission_named(name: str) -> Admission:
     )
 
 
+def tidegate_mode(admission: str) -> EngineMode:
+    """Tidegate's engine under an admission."""
+    return msgspec.structs.replace(TIDEGATE, **admission_named(admission))
+
+
 def with_admission(spec: PolicySpec, admission: str) -> PolicySpec:
     """The same policy on engines that admit so; its name stays, ``admission`` tells them apart."""
     mode = msgspec.structs.replace(spec.mode, **admission_named(admission))
@@ -60,8 +68,8 @@ def policy_named(name: str) -> PolicySpec:
     kind, _, value = name.partition(":")
     if kind == "fixed" and value:
         return PolicySpec(
-            name=name, mode=EngineMode(), control="fixed", rho=float(value),
-            meaning=f"reserves against {value} x Q0, never acts",
+            name=name, mode=TIDEGATE, control="fixed", rho=float(value),
+            meaning=f"reserves expected output against {value} x Q0, never acts",
         )  # fmt: skip
     if name not in _NAMED:
         raise ValueError(f"policy {name!r}: expected fixed:RHO or one of {', '.join(_NAMED)}")
@@ -74,9 +82,9 @@ _NAMED: Final = {
         PolicySpec(
             name="static",
             mode=EngineMode(air_bag_bytes=AIR_BAG_BYTES),
-            meaning="article 1's air-bag: reserves against Q0 less 20 GB a card",
+            meaning="article 1's air-bag: reserves max_tokens against Q0 less 20 GB a card",
         ),
-        PolicySpec(name="rho_1.0", mode=EngineMode(), meaning="reserves against Q0"),
+        PolicySpec(name="rho_1.0", mode=EngineMode(), meaning="reserves max_tokens against Q0"),
         PolicySpec(
             name="vllm_recompute",
             mode=EngineMode(admission="physical"),
@@ -87,7 +95,7 @@ _NAMED: Final = {
             mode=EngineMode(admission="physical", offload=True),
             meaning="the same with finished turns copied to host memory",
         ),
-        PolicySpec(name="heuristic", mode=EngineMode(), control="heuristic", meaning="Tidegate's rules every 2 s"),
-        PolicySpec(name="dqn", mode=EngineMode(), control="dqn", meaning="Tidegate's network every 2 s"),
+        PolicySpec(name="heuristic", mode=TIDEGATE, control="heuristic", meaning="Tidegate's rules every 2 s"),
+        PolicySpec(name="dqn", mode=TIDEGATE, control="dqn", meaning="Tidegate's network every 2 s"),
     )
 }

@@ -55,6 +55,8 @@ class MaskReason(enum.IntEnum):
     AT_MAX_RUNNING_LOW = 13
     UNKNOWN_STATE = 14
     TRAINING_NOT_OPTED_IN = 15
+    RISK_VETO = 16
+    """The acting policy's own risk head, not the shield: the action's mask bit stays set."""
 
 
 class Hold(enum.IntEnum):
@@ -82,14 +84,17 @@ OPERATOR: Final = "operator"
 """Behaviour policy of rows that an operator's word decided: their action is not the acting policy's."""
 
 
+NO_DECISION: Final = 255
+
+
 class ShadowDecisions(msgspec.Struct, frozen=True, array_like=True):
     """What a policy that does not act would have done; rows held for a doubt about their state mean nothing. In a
     message with rows that an operator holds, the acting policy is among the shadows, without its Q values: those are
-    the message's own."""
+    the message's own. Where two policies act, each is there, with decisions for its own rows alone."""
 
     policy: str
     actions: bytes
-    """uint8 [workers]."""
+    """uint8 [workers]; NO_DECISION where it has nothing to say."""
     q_values: bytes = b""
     """float32 [workers, actions], empty when the policy has none."""
 
@@ -107,12 +112,14 @@ class ActionBatch(msgspec.Struct, frozen=True, array_like=True):
     t_ns: int
     workers: tuple[str, ...]
     policy_version: str
+    """Of the champion, also where some of these workers are still on the former one."""
     deadline_ns: int
     """Node clock; later arrival is refused. The same for all workers."""
     lease_ns: int
     """Node clock; when it passes unrenewed, the engines return to rho 1.0 by themselves."""
     policies: tuple[str, ...]
-    """Names of the behaviour policies that chose these actions."""
+    """Names of the behaviour policies that chose these actions: one, two while a new one is on probation, and
+    :data:`OPERATOR` where an operator's word did."""
     policy_index: bytes
     """uint8 [workers]: each worker's place in ``policies``; empty when there is one policy for all."""
     actions: bytes
@@ -228,6 +235,7 @@ def actions_of(batch: ActionBatch) -> list[WorkerAction]:
             else tuple(
                 ShadowDecision(shadow.policy, shadow.actions[k], q[k])
                 for shadow, q in zip(batch.shadows, shadow_q, strict=True)
+                if shadow.actions[k] != NO_DECISION
             ),
         )
         for k, worker in enumerate(batch.workers)

@@ -45,6 +45,9 @@ class ClassLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a conversation is left on the card after a turn before it counts as idle, seconds."""
     rho_max: float = 1.6
     """Highest overcommit factor for this class, a multiple of Q0."""
+    shed_margin: float = 0.1
+    """Where shedding is on, a request is refused when its first token would come later than its limit by more than this
+    share of it: a prediction's error for one-off requests, more where refusing saves nothing."""
 
     @property
     def timeout_factor(self) -> float:
@@ -56,7 +59,9 @@ _INF = float("inf")
 
 DEFAULT_LIMITS: Final[dict[ServiceClass, ClassLimits]] = {
     ServiceClass.CHAT: ClassLimits(ttft_base_s=2.0, ttft_per_token_s=0.25e-3, tpot_s=0.050),
-    ServiceClass.AGENT: ClassLimits(ttft_base_s=5.0, ttft_per_token_s=0.25e-3, tpot_s=0.060, idle_before_evict_s=3.0),
+    ServiceClass.AGENT: ClassLimits(
+        ttft_base_s=5.0, ttft_per_token_s=0.25e-3, tpot_s=0.060, idle_before_evict_s=3.0, shed_margin=_INF
+    ),
     ServiceClass.BATCH: ClassLimits(
         ttft_base_s=_INF, ttft_per_token_s=0.0, tpot_s=_INF, completion_s=600.0, idle_before_evict_s=0.0
     ),

@@ -13,6 +13,9 @@ back writes that (``inherit``, ``active = false``), so the bucket's history is t
 
 ``<token>`` is the worker id as :func:`schemas.subjects.token` escapes it. ``expires_ns`` is an instant of the wall
 clock, 0: never; past it the order counts for nothing.
+
+A field that says nothing new is not written (``omit_defaults``): a decision of yesterday, which refuses fields that it
+does not know, still heeds today's kill switch. So a default here never changes.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ _Word = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 _Instant = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
 
 
-class ModeOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModeOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How far Tidegate may go with the workers of a key; ``inherit`` takes the key's word back."""
 
     mode: Mode | Literal["inherit"]
@@ -50,7 +53,7 @@ class ModeOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Of ``canary`` for a class or for all: share of the workers that is commanded, always the same ones."""
 
 
-class PauseOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PauseOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """All workers keep what is in force, recommendations go on."""
 
     active: bool
@@ -60,7 +63,7 @@ class PauseOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     expires_ns: _Instant = 0
 
 
-class OverrideOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OverrideOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A worker gets these numbers, or this action wherever the shield allows it, instead of the policy's."""
 
     active: bool
@@ -73,7 +76,7 @@ class OverrideOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     action: ActionName | None = None
 
 
-class KillOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KillOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Every worker to rho 1.0 and the starting ceiling, at once and until it is taken back."""
 
     active: bool
@@ -83,7 +86,7 @@ class KillOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     expires_ns: _Instant = 0
 
 
-class PinOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PinOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """No examiner moves the champion away from ``version`` while this stands."""
 
     active: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -17,7 +17,7 @@ MAX_REJECTIONS: Final = 256
 HEURISTIC: Final = "heuristic"
 
 
-class PolicyPointer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PolicyPointer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Which policy is in force (``champion``) or up for examination (``candidate``).
 
     ``kind`` heuristic needs no weights; dqn names an object ``<version>`` in ``tg_weights`` (safetensors)
@@ -41,6 +41,21 @@ class PolicyPointer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Wall clock of the move."""
     expires_ns: int = 0
     """Wall clock from which it is no longer in force and the heuristic acts; 0: never."""
+    share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    """Of the cards: those on whose workers it acts while an examiner has it on probation; 1: all."""
+    former: PolicyPointer | None = None
+    """What the others stay on meanwhile; None: the heuristic."""
+    part_cards: bool = False
+    """Whether ``share`` is of the workers, each by itself: the fleet has but one card."""
+
+    @property
+    def on_probation(self) -> bool:
+        """Whether it acts on a share of the workers alone. What an operator moved acts on all of them."""
+        return self.share < 1.0 and not self.who
+
+    def for_all(self) -> PolicyPointer:
+        """The same policy, off probation."""
+        return msgspec.structs.replace(self, share=1.0, former=None, part_cards=False)
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

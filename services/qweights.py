@@ -68,6 +68,15 @@ class Values(NamedTuple):
     """[n, 5], 0 to 1; None where the network has no risk head."""
 
 
+def veto_of(weights: Weights) -> float:
+    """The risk above which the network was trained not to act, as its file says: 0 to 1; 1: it knows no such limit.
+    PolicyError when the file says anything else."""
+    said = weights.origin.config.get("veto", 1.0)
+    if isinstance(said, bool) or not isinstance(said, (int, float)) or not 0.0 <= said <= 1.0:
+        raise PolicyError(f"weights {weights.version!r}: veto {said!r}, expected 0 to 1")
+    return float(said)
+
+
 class _About(msgspec.Struct, frozen=True, kw_only=True):
     """What a file says of itself."""
 

@@ -19,7 +19,7 @@ GATE_KINDS: Final = ("agent", "mixed")
 GATE_SEEDS: Final = (11, 12, 13)
 GATE_DURATION_S: Final = 400.0
 GATE_LOAD: Final = 1.2
-GATE_SETTINGS: Final = Settings(shadow=ShadowLimits(steps=10, decisions=10, limit_s=60.0))
+GATE_SETTINGS: Final = Settings(shadow=ShadowLimits(steps=10, decisions=10, limit_s=60.0), probation_share=1.0)
 
 
 class Gate(Examination):

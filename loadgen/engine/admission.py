@@ -29,7 +29,7 @@ from loadgen.engine.records import (
 )
 from loadgen.engine.room import idle_push, idle_remove, make_room
 from loadgen.engine.rules import can_meet, first_token_in_s, hopeless, prefill_ahead_tokens
-from loadgen.engine.waiting import queue_remove, reject, set_late
+from loadgen.engine.waiting import blocks_needed, queue_remove, reject, set_late
 
 SHED_SEARCH = 8
 """So many of the late ones are looked at."""
@@ -92,7 +92,8 @@ def _shed(s: State, w: int, r: int, t: float, pending: float) -> bool:
         return False
     alone_s = _first_token_in(s, w, r, 0.0)
     in_s = _first_token_in(s, w, r, pending)
-    if not hopeless(t, request.deadline, in_s, alone_s, request.deadline - request.arrival):
+    limit_s = request.deadline - request.arrival
+    if not hopeless(t, request.deadline, in_s, alone_s, limit_s, s.shed_margin[request.klass]):
         return False
     queue_remove(s, w, r)
     reject(s, w, r, t, SHED)
@@ -159,6 +160,8 @@ def admit(s: State, w: int, t: float) -> None:
         request = s.request[r]
         q = request.seq
         seq = s.sequence[q]
+        if worker.expects == 1:
+            request.need = blocks_needed(s, w, r)
         # A request larger than the quota runs alone: else it would block the queue for ever.
         if worker.physical == 0 and running > 0 and worker.reserved + request.need > soft:
             worker.blocked = BLOCKED_MEMORY

@@ -23,6 +23,7 @@ from loadgen.engine.records import (
     State,
 )
 from loadgen.engine.room import idle_push, idle_remove, make_room
+from loadgen.engine.rules import output_weight
 from loadgen.engine.waiting import end_turn, queue_push, reject
 
 
@@ -138,6 +139,9 @@ def grow(s: State, w: int, r: int, t: float) -> None:
             preempt_newest(s, w, t)
             continue
         take(s, w, request.seq, 1)
+        if seq.blocks > request.reserved:
+            request.reserved += 1
+            worker.reserved += 1
         holds = request.v_start + seq.blocks * worker.block_tokens - request.target
         s.dec_next[w, request.slot] = min(request.v_finish, holds)
 
@@ -159,6 +163,11 @@ def finish(s: State, w: int, r: int, t: float) -> None:
     good = ttft <= request.ttft_limit and tpot <= request.tpot_limit and t - request.arrival <= request.completion_limit
     context = float(request.prompt + request.output)
     worker.finished += 1
+    kind = request.klass
+    part = output_weight(s.finished[w, kind, 0])
+    s.finished[w, kind, 0] += 1.0
+    s.finished[w, kind, 1] += part * (request.output - s.finished[w, kind, 1])
+    s.finished[w, kind, 2] += part * (float(request.output) * request.output - s.finished[w, kind, 2])
     worker.finished_context += context
     worker.finished_context_sq += context * context
     worker.judged += 1

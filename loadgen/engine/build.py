@@ -30,6 +30,8 @@ from services.errors import UserError
 
 PREFETCH_EVERY_S = 1.0
 TIMEOUT_EVERY_S = 0.5
+SPARE_SHARE = 0.1
+"""Of Q0: what a worker below its share keeps mapped and empty beside a neighbour in need, at most."""
 FIRST_THINK_S = (30.0, 10.0, 5.0, 10.0, 60.0)
 """What is expected of a session before any came back, by class; learned from then on."""
 
@@ -165,6 +167,7 @@ def _worker_row(row: Records, config: FleetConfig, place: int) -> None:
     row["sheds"] = int(mode.shed)
     row["capped"] = int(mode.running_cap)
     row["watermark"] = int(mode.watermark)
+    row["expects"] = int(mode.reservation == "expected")
     row["returns"] = ("median", "table", "oracle").index(mode.returns)
     row["rho"] = 1.0
     row["next_timeout"] = math.inf
@@ -175,9 +178,11 @@ def _worker_row(row: Records, config: FleetConfig, place: int) -> None:
     row["block_tokens"] = config.block_tokens
     physical = mode.admission == "physical"
     row["physical"] = int(physical)
-    row["premapped"] = int(row["q0_net"] / model.group_bytes) if physical else 0
     room = capacity - (config.reserve_bytes if config.workers_per_card > 1 else 0.0)
+    alone = physical or config.workers_per_card == 1
+    row["premapped"] = int(row["q0_net"] / model.group_bytes) if alone else 0
     row["pool"] = bpg * (row["premapped"] if physical else int(room / model.group_bytes))
+    row["spare"] = bpg * min(config.premapped_groups, math.ceil(SPARE_SHARE * row["q0"] / model.group_bytes))
     row["offload"] = int(mode.offload)
     row["prefetch"] = int(mode.prefetch and not physical)
     row["page_aware"] = int(mode.page_aware)
@@ -240,6 +245,8 @@ def build(config: FleetConfig, tables: Sequence[RequestTable]) -> State:
         ttft=np.zeros((workers, BINS)),
         tpot=np.zeros((workers, BINS)),
         swap_allowed=np.array([int(one.swap_allowed) for one in limits], np.int64),
+        shed_margin=np.array([one.shed_margin for one in limits]),
         idle_before=np.array([one.idle_before_evict_s for one in limits]),
         think=np.tile(np.array(FIRST_THINK_S), (workers, 1)),
+        finished=np.zeros((workers, len(limits), 3)),
     )

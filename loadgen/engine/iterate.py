@@ -72,12 +72,25 @@ def _spent(s: State, w: int, wall_s: float, iterations: float) -> None:
 
 
 @kernel
+def _context(s: State, w: int, tokens: float) -> float:
+    """Mean context of the next ``tokens`` prompt tokens, in order of admission."""
+    left = tokens
+    total = 0.0
+    for i in range(s.worker[w].n_pre):
+        request = s.request[s.pre_request[w, i]]
+        if request.phase == PREFILL and left > 0.0:
+            now = min(left, request.target - request.computed)
+            total += now * (request.computed + 0.5 * now)
+            left -= now
+    return total / tokens
+
+
+@kernel
 def run(s: State, w: int, t: float, dt: float, device_s: float) -> None:
     """Compute for ``device_s`` seconds of the card's time, spread over the sub-step [t, t + dt]."""
     worker = s.worker[w]
     decoding = float(worker.n_dec)
     pending = 0.0
-    quad = 0.0
     joining = 0.0
     joining_kv = 0.0
     for i in range(worker.n_pre):
@@ -85,7 +98,6 @@ def run(s: State, w: int, t: float, dt: float, device_s: float) -> None:
         if request.phase == PREFILL:
             rest = request.target - request.computed
             pending += rest
-            quad += rest * 0.5 * (request.computed + request.target)
             joining += 1.0
             joining_kv += request.target
     kv = worker.kv_decode
@@ -96,8 +108,11 @@ def run(s: State, w: int, t: float, dt: float, device_s: float) -> None:
     dec_s = 0.0
     if pending > 0.0:
         chunk = min(pending, max(1.0, worker.batch_tokens - decoding))
-        mix_s = iteration_s(s, w, decoding, kv, chunk, quad / pending)
+        mix_s = iteration_s(s, w, decoding, kv, chunk, _context(s, w, chunk))
         n_mix = min(pending / chunk, device_s / mix_s)
+        if n_mix > 1.0:
+            mix_s = iteration_s(s, w, decoding, kv, chunk, _context(s, w, n_mix * chunk))
+            n_mix = min(pending / chunk, device_s / mix_s)
         if n_mix * mix_s < device_s - EPS:
             decoding += joining
             kv += joining_kv

@@ -143,12 +143,14 @@ WORKER: Final = _dtype(
     " physical offload prefetch page_aware batch_tokens max_preemptions max_retries premapped"
     " max_running n_dec n_pre mapped free pool idle_blocks reserved chunk_free chunk_new"
     " q_head q_tail q_len l_head l_tail n_idle heap_len admissions blocked floor_blocks hint top freed_last generation"
-    " seq_at seq_end aside quota_groups by_deadline sheds capped watermark returns q_late n_away",
+    " seq_at seq_end aside quota_groups by_deadline sheds capped watermark returns q_late n_away expects spare",
 )
 """One worker. ``v`` counts decode iterations; ``e_*`` are effects since the last command; ``seq_at`` to ``seq_end``
 are its sequences; ``aside``: blocks kept for moves, in no count of free ones; ``quota_groups``: commanded quota;
 ``cap``: running cap in force; ``gap``: smoothed time between tokens; ``q_late``: first of the queue's late part;
-``n_away``: sequences in the host tier only."""
+``n_away``: sequences in the host tier only;
+``expects``: it reserves the output that is expected, not max_tokens; ``spare``: blocks that it keeps mapped and free
+beside a neighbour in need while it is below its share."""
 
 CARD: Final = _dtype(
     f8="hbm capacity weights runtime slack reserve host_capacity host_used link hbm_rate mapped_bytes"
@@ -212,7 +214,11 @@ class State(NamedTuple):
     """float64 [W, 16]: histogram of finished requests' mean time per output token"""
     swap_allowed: I8
     """int64 [5]"""
+    shed_margin: F8
+    """float64 [5]: by how much of its limit a first token may be late before the request is refused"""
     idle_before: F8
     """float64 [5]: seconds before an idle session may be evicted"""
     think: F8
     """float64 [W, 5]: running median of think times per class, seconds"""
+    finished: F8
+    """float64 [W, 5, 3]: requests finished per class, mean and mean square of their output tokens"""

@@ -1,8 +1,9 @@
 """Idle sessions on the card, the hard quota, and the guard that finds room or says no (DESIGN section 4.1).
 
-The order of giving way: free blocks in mapped groups; a new group if the card's account allows it; a neighbour's
-empty group; idle KV with a copy in the host tier; the least recently used idle KV; where the worker is below its
-own share, idle KV of a neighbour above his. Preempting is the batch's business, because only it knows who runs.
+The order of giving way: free blocks in mapped groups; a new group if the card's account allows it; idle KV with a copy
+in the host tier; the least recently used idle KV; a neighbour's empty group, which costs both engines an unmapping and
+two mappings; where the worker is below its own share, idle KV of a neighbour above his. Preempting is the batch's
+business, because only it knows who runs.
 """
 
 from __future__ import annotations
@@ -128,12 +129,19 @@ def _may_map(s: State, w: int) -> bool:
 
 @kernel
 def _neighbour_gives(s: State, w: int) -> bool:
-    """Unmap one empty group of a neighbour; False when none has one."""
+    """Unmap one empty group of a neighbour; False when none has one to give.
+
+    A neighbour below its share keeps a few, or the two would take the same groups from each other all the time; below
+    its floor its groups are no room for anybody else.
+    """
     worker = s.worker[w]
     card = s.card[worker.card]
     for n in range(card.first, card.first + card.workers):
-        if n != w and s.worker[n].physical == 0:
-            g = empty_group(s, n)
+        other = s.worker[n]
+        if n != w and other.physical == 0:
+            kept = 0 if other.mapped * other.group_bytes > other.q0 else other.spare
+            above = other.mapped * other.group_bytes > other.floor_blocks * other.block_bytes
+            g = empty_group(s, n) if above and other.free >= kept + other.bpg else -1
             if g >= 0:
                 unmap_group(s, n, g)
                 worker.stall += s.worker[n].unmap_s + worker.guard_s
@@ -160,22 +168,27 @@ def make_room(s: State, w: int, need: int) -> bool:
     """Bring the worker's free blocks to ``need`` without touching a running request; False when it cannot."""
     worker = s.worker[w]
     while worker.free < need:
-        gave = worker.physical == 0 and worker.mapped < worker.quota_groups and _map_one(s, w)
-        if gave or drop_idle(s, w) or _neighbour_drops(s, w):
+        maps = worker.physical == 0 and worker.mapped < worker.quota_groups
+        if (maps and _map_free(s, w)) or drop_idle(s, w):
             continue
-        return False
+        if not (maps and _map_neighbours(s, w)) and not _neighbour_drops(s, w):
+            return False
     return True
 
 
 @kernel
-def _map_one(s: State, w: int) -> bool:
-    """Map a group, taking neighbours' empty ones when the account is used up."""
-    worker = s.worker[w]
-    while True:
-        if worker.mapped < hard_groups(s, w) and _may_map(s, w):
-            return map_group(s, w)
-        if s.card[worker.card].guard == 0 or not _neighbour_gives(s, w):
-            return False
+def _map_free(s: State, w: int) -> bool:
+    """Map a group that the account has left."""
+    return s.worker[w].mapped < hard_groups(s, w) and _may_map(s, w) and map_group(s, w)
+
+
+@kernel
+def _map_neighbours(s: State, w: int) -> bool:
+    """Map a group, taking neighbours' empty ones."""
+    while s.card[s.worker[w].card].guard == 1 and _neighbour_gives(s, w):
+        if _map_free(s, w):
+            return True
+    return False
 
 
 @kernel

@@ -124,6 +124,9 @@ class EngineMode(msgspec.Struct, frozen=True, kw_only=True):
     """AIMD on running requests below the commanded ceiling (``actuator.fast.running_cap``)."""
     shed: bool = False
     """Refuse requests that cannot meet their first-token limit any more (``actuator.fast.shedding``)."""
+    reservation: Literal["max_tokens", "expected"] = "max_tokens"
+    """What ``reserve`` counts for an answer that is still to come: all that the client allows, or what this worker's
+    finished requests of the class say (``actuator.fast.reservation``)."""
     watermark: bool = False
     """Offload idle KV above a watermark of use while the link is free (``actuator.fast.watermark``)."""
     returns: Literal["median", "table", "oracle"] = "median"

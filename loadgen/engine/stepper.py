@@ -53,10 +53,12 @@ def refresh_floors(s: State, c: int) -> None:
 
 @entry
 def premap(s: State, w: int) -> None:
-    """A vLLM-like engine maps its whole pool when it starts."""
+    """An engine maps its share of the card while it starts, as vLLM maps its whole pool; the check is armed by then."""
     worker = s.worker[w]
-    while worker.physical == 1 and worker.mapped < worker.premapped and map_group(s, w):
-        pass
+    card = s.card[worker.card]
+    while worker.mapped < worker.premapped and card.mapped_bytes + worker.group_bytes <= card.capacity:
+        if not map_group(s, w):
+            break
     worker.stall = 0.0
 
 

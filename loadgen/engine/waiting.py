@@ -20,7 +20,7 @@ from loadgen.engine.records import (
     State,
 )
 from loadgen.engine.room import idle_remove
-from loadgen.engine.rules import deadline_s
+from loadgen.engine.rules import deadline_s, expected_output_tokens
 
 MEDIAN_STEP = 1.05
 """A think time above the running median raises it by this factor, one below lowers it."""
@@ -209,6 +209,19 @@ def reject(s: State, w: int, r: int, t: float, reason: int) -> None:
 
 
 @kernel
+def blocks_needed(s: State, w: int, r: int) -> int:
+    """Blocks that the request reserves if it is admitted now."""
+    worker = s.worker[w]
+    request = s.request[r]
+    output = float(request.max_tokens)
+    if worker.expects == 1:
+        kind = request.klass
+        finished, mean, square = s.finished[w, kind, 0], s.finished[w, kind, 1], s.finished[w, kind, 2]
+        output = expected_output_tokens(finished, mean, square, float(request.produced), output)
+    return int(min(blocks_of(request.prompt + int(output), worker.block_tokens), worker.pool))
+
+
+@kernel
 def arrive(s: State, w: int, r: int) -> None:
     """A request reaches the engine's queue, or is refused at once."""
     worker = s.worker[w]
@@ -233,7 +246,7 @@ def arrive(s: State, w: int, r: int) -> None:
     elif blocks_of(request.prompt + request.output, worker.block_tokens) + 1 > worker.pool:
         reject(s, w, r, request.arrival, NEVER_FITS)
     else:
-        request.need = min(blocks_of(request.prompt + request.max_tokens, worker.block_tokens), worker.pool)
+        request.need = blocks_needed(s, w, r)
         queue_push(s, w, r, False)
 
 

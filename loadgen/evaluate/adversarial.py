@@ -145,6 +145,7 @@ def _fleet(
     admission = str(rng.choice(ADMISSIONS))
     mode = EngineMode(
         admission="physical" if number % 4 == 3 else "reserve",
+        reservation="expected" if rng.integers(2) else "max_tokens",
         offload=bool(rng.integers(2)),
         watermark=bool(rng.integers(2)),
         page_aware=bool(rng.integers(4)),

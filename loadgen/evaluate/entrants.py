@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from loadgen.control import Seen
 from loadgen.engine.specs import EngineMode
-from loadgen.policies import PolicySpec, policy_named, with_admission
+from loadgen.policies import TIDEGATE, PolicySpec, policy_named, with_admission
 from schemas.actions import Action
 from schemas.features import FEATURE
 from services import qweights
@@ -32,11 +32,12 @@ from services.errors import UserError
 Choose = Callable[[Seen], NDArray[np.integer]]
 
 VARIANTS: Final = {
+    "host": HeuristicSettings(evict_host_use=1.0),
     "early": HeuristicSettings(evict_high=0.35, evict_waiting=0.2),
     "late": HeuristicSettings(evict_high=0.85, evict_waiting=0.7),
     "never": HeuristicSettings(evict_high=math.inf, evict_waiting=math.inf),
     "eager": HeuristicSettings(reserved_high=0.6, latency_low=1.2, latency_high=1.5),
-    "shy": HeuristicSettings(reserved_high=0.95, latency_low=0.7, latency_high=0.9),
+    "shy": HeuristicSettings(reserved_high=math.inf, latency_low=0.7, latency_high=0.9),
     "eager_early": HeuristicSettings(
         evict_high=0.35, evict_waiting=0.2, reserved_high=0.6, latency_low=1.2, latency_high=1.5
     ),
@@ -45,8 +46,8 @@ VARIANTS: Final = {
     ),
 }
 """The grid of the tuned heuristic, beside the universal one: how early contexts leave, how readily quotas widen."""
-FIXED_RHOS: Final = (1.2, 1.4, 1.6)
-"""Beside ``rho_1.0``, what ``fixed_best`` chooses from."""
+FIXED_RHOS: Final = (1.0, 1.2, 1.4, 1.6)
+"""What ``fixed_best`` chooses from."""
 WITHOUT_ACTION: Final = {"no_evict": Action.EVICT, "no_compact": Action.COMPACT}
 WITHOUT_FEATURES: Final = {
     "no_slope": ("du_alloc",),
@@ -57,13 +58,14 @@ MODES: Final[dict[str, dict[str, Any]]] = {
     "oracle_returns": {"returns": "oracle"},
     "table_returns": {"returns": "table"},
     "watermark": {"watermark": True},
-    "offload": {"offload": True},
+    "no_offload": {"offload": False},
+    "max_tokens": {"reservation": "max_tokens"},
     "no_prefetch": {"prefetch": False},
     "lifo": {"page_aware": False},
-    "physical": {"admission": "physical", "offload": True},
+    "physical": {"admission": "physical"},
 }
 """The same policy on engines of another mode: returns as they truly come or as an estimator wrote them into the
-tables, other caching, or vLLM-like admission without reservations."""
+tables, other caching, max_tokens reserved, or vLLM-like admission without reservations."""
 MAX_TOKENS: Final = {"max_1024": 1024, "max_8192": 8192}
 """What a request that names no max_tokens reserves for its output, in the place of 4096."""
 ABLATIONS: Final = (*WITHOUT_ACTION, *WITHOUT_FEATURES, *MODES, *MAX_TOKENS)
@@ -157,7 +159,7 @@ def entrant(name: str, weights: Path | None = None) -> Entrant:
 def loaded(path: str) -> tuple[qweights.Weights, float]:
     """A network and the risk above which it was trained not to act; PolicyError (a TidegateError) for a bad file."""
     weights = qweights.load(_read(path))
-    return weights, float(weights.origin.config.get("veto", 1.0))
+    return weights, qweights.veto_of(weights)
 
 
 def _read(path: str) -> bytes:
@@ -170,7 +172,7 @@ def _read(path: str) -> bytes:
 def _spec(base: str) -> PolicySpec:
     kind = base.partition(":")[0]
     if kind in ("one_line", "random", "heuristic", "dqn"):
-        return PolicySpec(name=base, mode=EngineMode(), control="heuristic")
+        return PolicySpec(name=base, mode=TIDEGATE, control="heuristic")
     return policy_named(base)
 
 

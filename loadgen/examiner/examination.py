@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -27,9 +28,16 @@ from schemas.subjects import BUCKET_POLICY, wildcard
 from services.bus import Bus, Message
 from services.decision.book import read_pointer
 from services.decision.policy import Policy
+from services.decision.probation import split_for
 from services.errors import BusError, PolicyError
 
 log = logging.getLogger(__name__)
+
+
+PROBATION_LOOK_S: Final = 1.0
+"""Between looks whether the champion is still on probation."""
+FLEET_NS: Final = 60 * 10**9
+"""A node that was not commanded for so long is no part of the fleet."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +80,8 @@ class Examination:
         self._rng = np.random.default_rng(settings.seed)
         self._shadow: Shadow | None = None
         self._shadowed = asyncio.Event()
+        self._fleet: dict[str, tuple[int, tuple[str, ...]]] = {}
+        """By node: wall clock of its last commands, and its workers."""
         self.verdicts: list[Verdict] = []
         self.examining = ""
         """Version under examination."""
@@ -88,7 +98,7 @@ class Examination:
         following = asyncio.create_task(self._follow(newest))
         try:
             while True:
-                waiting = asyncio.create_task(newest.get())
+                waiting = asyncio.create_task(self._next(newest))
                 await asyncio.wait({waiting, following}, return_when=asyncio.FIRST_COMPLETED)
                 if following.done():
                     waiting.cancel()
@@ -97,9 +107,18 @@ class Examination:
                 self._end(await self._examine(waiting.result()))
         finally:
             self._trials.stopping.set()
+            waiting.cancel()
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
             await subscription.unsubscribe()
+
+    async def _next(self, newest: asyncio.Queue[PolicyPointer]) -> PolicyPointer:
+        """The newest candidate, once no champion is on probation: one at a time, and what is compared with is sound."""
+        while True:
+            with contextlib.suppress(BusError):
+                if not await self._pointers.probation():
+                    return await newest.get()
+            await asyncio.sleep(PROBATION_LOOK_S)
 
     async def _follow(self, newest: asyncio.Queue[PolicyPointer]) -> None:
         async for entry in self._bus.kv_watch(BUCKET_POLICY, KEY_CANDIDATE):
@@ -198,16 +217,23 @@ class Examination:
             raise _Failed("shadow", f"too few live decisions within {limits.limit_s:g} s", compared=compared)
 
     async def _on_actions(self, messages: list[Message]) -> None:
-        if self._shadow is None:
-            return
+        now_ns = self._pointers.wall_ns()
         for message in messages:
-            with contextlib.suppress(DecodeError):
-                self._shadow.add(ACTION_BATCH.decode(message.data))
-        if self._shadow.enough:
+            try:
+                batch = ACTION_BATCH.decode(message.data)
+            except DecodeError:
+                continue
+            self._fleet[batch.node] = now_ns, batch.workers
+            if self._shadow is not None:
+                self._shadow.add(batch)
+        if self._shadow is not None and self._shadow.enough:
             self._shadowed.set()
 
     async def _promote(self, pointer: PolicyPointer, champion: Held, got: Compared) -> Verdict:
         now_ns = self._pointers.wall_ns()
+        self._fleet = {node: heard for node, heard in self._fleet.items() if heard[0] >= now_ns - FLEET_NS}
+        nodes = [workers for _, workers in self._fleet.values()]
+        split = split_for(nodes, pointer.version, self._settings.probation_share)
         promoted = msgspec.structs.replace(
             pointer,
             parent=champion.pointer.version,
@@ -216,6 +242,9 @@ class Examination:
                 "low": got.low, "high": got.high, "worst": got.worst,
             },
             expires_ns=now_ns + round(self._settings.validity_s * 1e9),
+            share=split.share,
+            part_cards=split.part_cards,
+            former=champion.pointer.for_all() if split.share < 1.0 else None,
         )  # fmt: skip
         why = f"examined: {got.ratio:.4f} of {champion.pointer.version}'s goodput, at least {got.low:.4f}"
         refused = await self._pointers.move(promoted, champion.revision, why)

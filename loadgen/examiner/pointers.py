@@ -54,15 +54,24 @@ class Pointers:
             return Held(HEURISTIC_POINTER, entry.revision)
         return Held(HEURISTIC_POINTER if expired(pointer, self.wall_ns()) else pointer, entry.revision)
 
-    async def former(self, version: str) -> PolicyPointer:
-        """The champion of this version that the bucket remembers; the heuristic when it remembers none."""
+    async def probation(self) -> str:
+        """Version of the champion that an examiner has on probation, empty: nobody is. BusError."""
+        pointer = (await self.champion()).pointer
+        return pointer.version if pointer.on_probation else ""
+
+    async def former(self, champion: PolicyPointer) -> PolicyPointer:
+        """Where the way back from a champion leads: the one before it, as its pointer or the bucket remembers it; the
+        heuristic when nobody does."""
+        if champion.former is not None:
+            return champion.former
+        version = champion.parent
         for entry in reversed(await self._bus.kv_history(BUCKET_POLICY, KEY_CHAMPION)):
             try:
                 pointer = read_pointer(KEY_CHAMPION, entry.value or b"")
             except PolicyError:
                 continue
             if pointer.version == version:
-                return pointer
+                return pointer.for_all()
         return HEURISTIC_POINTER
 
     async def policy(self, pointer: PolicyPointer) -> Policy:

@@ -54,6 +54,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What it must look like on live states."""
     live: Limits = msgspec.field(default_factory=Limits)
     """When it is taken back."""
+    probation_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
+    """Share of the cards on whose workers a new champion acts until its live window is sound, at least one and not all;
+    the others stay on the former one. A fleet of one card is parted by worker. 1: all at once, compared with the window
+    before, as it is where there is but one worker."""
     validity_s: _Seconds = 7 * 86_400.0
     """How long a promotion is valid. Candidates that do not beat the champion confirm it, so that it expires only when
     the learner or the examiner has stopped."""

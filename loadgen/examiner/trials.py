@@ -12,11 +12,11 @@ import numpy as np
 from loadgen.control import Control
 from loadgen.engine.fleet import Fleet
 from loadgen.engine.report import summary
-from loadgen.engine.specs import EngineMode, FleetConfig
+from loadgen.engine.specs import FleetConfig
 from loadgen.examiner.settings import Settings
 from loadgen.fleets import tables_for, training_configurations, unit_factor
 from loadgen.load import find_unit_load, tables_at
-from loadgen.policies import ADMISSIONS, admission_named
+from loadgen.policies import ADMISSIONS, tidegate_mode
 from loadgen.requests import RequestTable
 from loadgen.workload import builtin
 from schemas.identity import STEP_S
@@ -107,7 +107,7 @@ def fleet_trials(settings: Settings) -> list[Trial]:
             factor = unit_factor(configuration)
         except UserError:
             continue
-        mode = EngineMode(**admission_named(ADMISSIONS[made % len(ADMISSIONS)]))
+        mode = tidegate_mode(ADMISSIONS[made % len(ADMISSIONS)])
         fleet = msgspec.structs.replace(configuration.fleet, mode=mode)
         configuration = msgspec.structs.replace(configuration, fleet=fleet)
         for trace in range(settings.traces):

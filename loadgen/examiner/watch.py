@@ -46,8 +46,12 @@ class Watch:
         self._champion: PolicyPointer | None = None
         """On probation; None: nobody is."""
         self._revision = 0
+        self._kept = ""
+        """Why the pointer could not be moved last."""
         self._sound = ""
         """Version that came through its window last."""
+        self._read_backlog = False
+        """Whether what was in the stream at the start has been read."""
         self.ledger = Ledger(settings.live)
         self.judgement = Judgement(state="waiting")
 
@@ -77,7 +81,8 @@ class Watch:
             if not promoted or pointer.version == self._sound:
                 self._champion = None
                 continue
-            if self._champion is None or self._champion.version != pointer.version:
+            known = self._champion
+            if known is None or (known.version, known.on_probation) != (pointer.version, pointer.on_probation):
                 self.ledger.begin(behaviour_name(pointer))
                 self.judgement = Judgement(state="waiting")
             self._champion, self._revision = pointer, entry.revision
@@ -99,6 +104,9 @@ class Watch:
         for delivery in deliveries:
             with contextlib.suppress(DecodeError):
                 self.ledger.add(TRANSITION_BATCH.decode(delivery.data))
+        if not self._read_backlog and len(deliveries) < self._settings.fetch_messages:
+            self._read_backlog = True
+            self.ledger.mark()
         try:
             if deliveries:
                 await consumer.ack(deliveries)
@@ -115,23 +123,44 @@ class Watch:
             await asyncio.sleep(WAIT_S)
 
     async def _judge(self, champion: PolicyPointer) -> None:
-        former = behaviour_name(await self._pointers.former(champion.parent))
+        former = behaviour_name(await self._pointers.former(champion))
         self.judgement = self.ledger.judge(behaviour_name(champion), former, self._rng)
         if self.judgement.state == "regressed":
             await self._roll_back(champion, self.judgement)
+        elif champion.on_probation and self.judgement.state in ("sound", "absent"):
+            await self._widen(champion, self.judgement)
         elif self.judgement.state == "sound":
             self._champion, self._sound = None, champion.version
             log.info("champion sound", extra={"fields": {"version": champion.version, **self.judgement.figures}})
+
+    async def _widen(self, champion: PolicyPointer, judgement: Judgement) -> None:
+        """It acts on all workers from now on, for another window."""
+        why = f"off probation, {judgement.state} after {judgement.blocks} blocks"
+        why += f": {judgement.why}" if judgement.why else ""
+        refused = await self._pointers.move(champion.for_all(), self._revision, why)
+        fields = {"version": champion.version, "why": why, "kept": refused, **judgement.figures}
+        if self._is_moved(champion, refused):
+            log.info("champion acts on all workers", extra={"fields": fields})
 
     async def _roll_back(self, champion: PolicyPointer, judgement: Judgement) -> None:
         """Rejected first, then moved: killed between the two, the next examiner moves it."""
         why = f"live regression: {judgement.why}"
         await self._pointers.reject(champion, why)
-        former = await self._pointers.former(champion.parent)
+        former = await self._pointers.former(champion)
         refused = await self._pointers.move(former, self._revision, f"rollback from {champion.version}: {why}")
-        self._champion = None
-        log.warning(
-            "rollback", extra={"fields": {"from": champion.version, "to": former.version, "why": why, "kept": refused}}
-        )
-        if not refused:
+        if self._is_moved(champion, refused):
+            fields = {"from": champion.version, "to": former.version, "why": why}
+            log.warning("rollback", extra={"fields": fields})
             self._on_rollback(champion, judgement)
+
+    def _is_moved(self, champion: PolicyPointer, refused: str) -> bool:
+        """Whether the pointer went; where it did not (a pin), the champion is judged again over another window: else
+        it would stay on probation for ever."""
+        if not refused:
+            self._champion, self._kept = None, ""
+            return True
+        if refused != self._kept:
+            self._kept = refused
+            log.warning("champion kept", extra={"fields": {"version": champion.version, "why": refused}})
+        self.ledger.begin(behaviour_name(champion))
+        return False

@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen.engine.specs import EngineMode, FleetConfig
+from loadgen.engine.specs import FleetConfig
 from loadgen.fleets import Configuration, tables_for, training_configurations, unit_factor
-from loadgen.policies import admission_named
+from loadgen.policies import tidegate_mode
 from loadgen.requests import RequestTable
 from loadgen.train.settings import TrainSettings
 from schemas.identity import STEP_S
@@ -80,7 +80,7 @@ class Scenarios:
 def _scenario(
     configuration: Configuration, factor: float, admission: str, cards: int, seconds: float, seed: int
 ) -> Scenario:
-    fleet = msgspec.structs.replace(configuration.fleet, cards=cards, mode=EngineMode(**admission_named(admission)))
+    fleet = msgspec.structs.replace(configuration.fleet, cards=cards, mode=tidegate_mode(admission))
     wide = msgspec.structs.replace(configuration, fleet=fleet)
     duration_s = HELD_S + seconds
     tables = tables_for(wide, seed, duration_s, factor)

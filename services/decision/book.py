@@ -12,10 +12,13 @@ from schemas.policies import HEURISTIC, KEY_CANDIDATE, KEY_CHAMPION, KEY_EXAMINE
 from services import qweights
 from services.decision.heuristic import HeuristicSettings
 from services.decision.policy import DqnPolicy, Policy, rule
+from services.decision.probation import Split
 from services.errors import PolicyError, SettingsError
 
 KEYS: Final[tuple[str, ...]] = (KEY_CHAMPION, KEY_CANDIDATE, KEY_EXAMINEE)
 POLICY_EXPIRED: Final = "policy_expired"
+KEY_FORMER: Final = "former"
+"""What the book calls the policy inside the champion's pointer; the bucket has no such key."""
 
 
 def read_pointer(key: str, value: bytes) -> PolicyPointer:
@@ -63,6 +66,10 @@ class InForce(NamedTuple):
 
     acting: Policy
     shadow: Policy | None
+    former: Policy | None = None
+    """Acts on the workers on which ``acting``, on probation, is not tried; None: there are no such."""
+    split: Split = Split(1.0)
+    """Which workers ``acting`` is tried on, see :func:`services.decision.probation.tried_on`."""
 
 
 class Book:
@@ -77,6 +84,8 @@ class Book:
         self._heuristic = rule(HEURISTIC, settings, rng)
         self._forced = None if setting in ("champion", "dqn") else rule(setting, settings, rng)
         self._held: dict[str, Policy] = {}
+        self._split = Split(1.0)
+        """Of the champion."""
         self._newest: tuple[tuple[int, int], DqnPolicy] | None = None
         self._ends: dict[str, tuple[int, str]] = {}
         """When the policy of a key expires, and its version."""
@@ -84,22 +93,32 @@ class Book:
         """Version that expired under a key and was not replaced yet."""
         self.in_force = self._decide()
 
-    def enter(self, key: str, policy: Policy | None, pointer: PolicyPointer | None = None) -> InForce:
-        """Note what ``key`` now names, None when it was deleted."""
-        self._ends.pop(key, None)
-        self._expired.pop(key, None)
-        if pointer is not None and pointer.expires_ns > 0:
-            self._ends[key] = pointer.expires_ns, pointer.version
-        if policy is None or (key == KEY_EXAMINEE and policy.version == HEURISTIC):
-            self._held.pop(key, None)
-        else:
-            self._held[key] = policy
+    def enter(
+        self, key: str, policy: Policy | None, pointer: PolicyPointer | None = None, former: Policy | None = None
+    ) -> InForce:
+        """Note what ``key`` now names, None when it was deleted. ``former``: what a champion's pointer on probation
+        names for the other workers, None where that is the heuristic."""
+        self._hold(key, policy, pointer)
+        if key == KEY_CHAMPION:
+            tried = pointer is not None and pointer.on_probation
+            self._split = Split(pointer.share, pointer.part_cards) if pointer is not None and tried else Split(1.0)
+            self._hold(KEY_FORMER, former, pointer.former if pointer is not None else None)
         if isinstance(policy, DqnPolicy):
             age = (pointer.created_ns, pointer.transitions) if pointer else (0, 0)
             if self._newest is None or age >= self._newest[0]:
                 self._newest = (age, policy)
         self.in_force = self._decide()
         return self.in_force
+
+    def _hold(self, key: str, policy: Policy | None, pointer: PolicyPointer | None) -> None:
+        self._ends.pop(key, None)
+        self._expired.pop(key, None)
+        if policy is None or (key == KEY_EXAMINEE and policy.version == HEURISTIC):
+            self._held.pop(key, None)
+        else:
+            self._held[key] = policy
+        if pointer is not None and pointer.expires_ns > 0 and (policy is not None or key != KEY_FORMER):
+            self._ends[key] = pointer.expires_ns, pointer.version
 
     def expire(self, now_ns: int) -> list[str]:
         """Take out what has expired at wall clock ``now_ns``: ``<key> <version>`` of each."""
@@ -133,6 +152,11 @@ class Book:
         else:
             acting = self._forced or champion
             shadow = candidate or newest
-        if shadow is not None and shadow.version == acting.version:
+        former = None
+        if acting is self._held.get(KEY_CHAMPION) and self._split.share < 1.0:
+            former = self._held.get(KEY_FORMER, self._heuristic)
+            if former.version == acting.version:
+                former = None
+        if shadow is not None and shadow.version in (acting.version, former and former.version):
             shadow = None
-        return InForce(acting, shadow)
+        return InForce(acting, shadow, former, self._split if former else Split(1.0))

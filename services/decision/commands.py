@@ -8,7 +8,16 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.actions import ACTION_COUNT, OPERATOR, RHO_MIN, ActionBatch, Hold, ShadowDecisions
+from schemas.actions import (
+    ACTION_COUNT,
+    NO_DECISION,
+    OPERATOR,
+    RHO_MIN,
+    ActionBatch,
+    Hold,
+    MaskReason,
+    ShadowDecisions,
+)
 from schemas.codec import pack, pack_row
 from schemas.features import FEATURE_COUNT
 from schemas.identity import SCHEMA_VERSION
@@ -16,10 +25,14 @@ from services.decision.book import InForce
 from services.decision.intake import Admitted
 from services.decision.modes import ACTION_OF, BASELINE, Standing, in_share
 from services.decision.policy import Policy, explore
+from services.decision.probation import merged, tried_on
 from services.decision.settings import Settings, shield_settings
 from services.decision.shield import ALLOWED, masks, rho_caps
 from services.decision.targets import targets
 
+ACTING: Final = 0
+FORMER: Final = 1
+ORDERED: Final = 2
 _Q_ROW_BYTES: Final = 4 * ACTION_COUNT
 
 
@@ -65,8 +78,16 @@ class Decider:
         classes = np.frombuffer(b"".join([a.classes for a in admitted]), np.uint8)
         doubts = np.frombuffer(b"".join([a.holds for a in admitted]), np.uint8)
         mask, reasons = masks(features, classes, doubts, self._shield)
-        acting, shadow = in_force
+        acting, shadow, former, split = in_force
         choice = acting.choose(features, mask)
+        stays, its = None, None
+        if former is not None:
+            tried = [tried_on(a.batch.workers, acting.version, *split) for a in admitted]
+            stays = ~np.array([one for node in tried for one in node], np.bool_)
+            its = former.choose(features, mask)
+            choice = merged(choice, its, stays)
+        if choice.vetoed is not None:
+            reasons[choice.vetoed] = MaskReason.RISK_VETO
         shadows: list[ShadowDecisions] = []
         if shadow is not None:
             other = shadow.choose(features, mask)
@@ -88,8 +109,11 @@ class Decider:
             probabilities = np.where(told, 1.0, probabilities)
             # A doubt about the state stays to be seen, unless the worker is told something all the same.
             holds = np.where(told & ((doubts == 0) | (ordered >= Hold.OVERRIDE)), ordered, doubts).astype(np.uint8)
-            shadows.append(ShadowDecisions(acting.name, pack(recommended, "u1")))
+            shadows += _recommended(acting, former, stays, recommended)
         rho, ceiling = targets(actions, features, classes, self._shield, choice.goal_rho)
+        if stays is not None and its is not None and its.goal_rho != choice.goal_rho:
+            theirs = targets(actions, features, classes, self._shield, its.goal_rho)
+            rho, ceiling = np.where(stays, theirs[0], rho), np.where(stays, theirs[1], ceiling)
         if ordered is not None and standings is not None:
             self._impose(standings, ordered, rho, ceiling, rho_caps(classes, self._shield))
         columns = _Columns(
@@ -101,9 +125,10 @@ class Decider:
             pack(reasons, "u1"),
             pack(holds, "u1"),
             _q_column(choice.q_values, doubts),
+            _chosen_by(stays, ordered),
             b"" if ordered is None else (ordered != 0).tobytes(),
         )
-        return Decided(self._batches(admitted, columns, shadows, acting), actions, reasons, holds)
+        return Decided(self._batches(admitted, columns, shadows, in_force), actions, reasons, holds)
 
     def _impose(
         self,
@@ -125,17 +150,18 @@ class Decider:
                     ceiling[row] = override.max_running
 
     def _batches(
-        self, admitted: Sequence[Admitted], columns: _Columns, shadows: Sequence[ShadowDecisions], acting: Policy
+        self, admitted: Sequence[Admitted], columns: _Columns, shadows: Sequence[ShadowDecisions], in_force: InForce
     ) -> list[ActionBatch]:
         """The columns of all workers, cut by node."""
-        alone, both = (acting.name,), (acting.name, OPERATOR)
+        acting = in_force.acting
+        names = (acting.name,) if in_force.former is None else (acting.name, in_force.former.name)
         out: list[ActionBatch] = []
         end = 0
         for state in admitted:
             batch = state.batch
             start, end = end, end + len(batch.workers)
-            index = columns.ordered[start:end]
-            ordered = any(index)
+            ordered = any(columns.ordered[start:end])
+            policies, index = _named(names, columns.chosen_by[start:end])
             out.append(
                 ActionBatch(
                     batch.node,
@@ -147,8 +173,8 @@ class Decider:
                     acting.version,
                     batch.t_ns + self._deadline_ns,
                     batch.t_ns + self._lease_ns,
-                    both if ordered else alone,
-                    index if ordered else b"",
+                    policies,
+                    index,
                     columns.actions[start:end],
                     columns.target_rho[8 * start : 8 * end],
                     columns.target_max_running[8 * start : 8 * end],
@@ -158,7 +184,7 @@ class Decider:
                     columns.mask_reasons[ACTION_COUNT * start : ACTION_COUNT * end],
                     columns.holds[start:end],
                     columns.q_values[_Q_ROW_BYTES * start : _Q_ROW_BYTES * end],
-                    tuple([_cut(one, start, end) for one in shadows if ordered or one.policy != acting.name]),
+                    tuple([_cut(one, start, end) for one in shadows if ordered or one.policy not in names]),
                 )
             )
         return out
@@ -183,8 +209,40 @@ class _Columns(NamedTuple):
     mask_reasons: bytes
     holds: bytes
     q_values: bytes
+    chosen_by: bytes
+    """uint8 [n]: ACTING, FORMER or ORDERED; empty: all ACTING."""
     ordered: bytes
     """uint8 [n]: 1 in the rows that an operator's word decided; empty: in none."""
+
+
+def _recommended(
+    acting: Policy, former: Policy | None, stays: NDArray[np.bool_] | None, actions: NDArray[np.int8]
+) -> list[ShadowDecisions]:
+    """What the acting policies chose, each for its own workers, whatever operators said."""
+    if former is None or stays is None:
+        return [ShadowDecisions(acting.name, pack(actions, "u1"))]
+    return [
+        ShadowDecisions(policy.name, pack(np.where(rows, actions, NO_DECISION), "u1"))
+        for policy, rows in ((former, stays), (acting, ~stays))
+    ]
+
+
+def _chosen_by(stays: NDArray[np.bool_] | None, ordered: NDArray[np.uint8] | None) -> bytes:
+    if ordered is None:
+        return b"" if stays is None else stays.astype(np.uint8).tobytes()
+    return np.where(ordered != 0, ORDERED, np.uint8(0) if stays is None else stays).astype(np.uint8).tobytes()
+
+
+def _named(names: tuple[str, ...], chosen_by: bytes) -> tuple[tuple[str, ...], bytes]:
+    """The behaviour policies of a node's rows, and each row's place among them: empty where there is one for all."""
+    kinds = sorted(set(chosen_by))
+    if kinds in ([], [ACTING]):
+        return names[:1], b""
+    if kinds == [FORMER]:
+        return names[1:], b""
+    policies = (*names, OPERATOR) if ORDERED in kinds else names
+    # Without a former policy there is no place of its own between the two.
+    return policies, chosen_by.replace(bytes([ORDERED]), bytes([len(names)])) if ORDERED in kinds else chosen_by
 
 
 def _ordered_actions(

@@ -12,10 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.actions import RHO_MAX, RHO_STEP, Action
+from schemas.actions import RHO_MAX, RHO_MIN, RHO_STEP, Action
 from schemas.features import FEATURE
 from services.decision.shield import ALLOWED
 
+ABOVE_BASE: Final = RHO_MIN + RHO_STEP / 2
+"""From here rho is above 1.0, whatever float32 made of it."""
 ONE_LINE_RHO: Final = RHO_MAX
 ONE_LINE_EVICT: Final = 0.5
 
@@ -35,24 +37,27 @@ class HeuristicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """p95 of time to first token over the class limit from which late tokens are no reason to tighten: a smaller
     batch would only lengthen a queue that is late already. Tightening on late tokens alone cost an emulated chat
     load beyond its card's compute more than half of its goodput (``tests/loadgen/test_replay.py``)."""
-    preemption_high: _NotNegative = 0.5
-    """Preemptions a second from which to tighten."""
+    preemption_high: _NotNegative = 0.05
+    """Preemptions a second from which to tighten, and not to widen: one in the window of 10 s is 0.1."""
     tighten_every_steps: Annotated[int, msgspec.Meta(ge=0)] = 3
     """Steps between two tightens: one must show its effect before the next, or the ceiling collapses."""
     evict_high: _NotNegative = 0.60
     """Forecast physical KV over the hard quota from which idle contexts are evicted, 0 to 1."""
     evict_waiting: _NotNegative = 0.40
     """The same while requests wait for memory, 0 to 1."""
+    evict_host_use: _NotNegative = 0.6
+    """Host tier use from which idle contexts stay, 0 to 1: copies for which the tier drops others' bring nothing, and
+    KV that is copied anyway leaves when its memory is needed."""
     evict_every_steps: Annotated[int, msgspec.Meta(ge=1)] = 2
     """Steps between two evictions, at least: with idle KV always at hand eviction would take every step, and the queue
     would never be given room. 1: no spacing."""
     horizon_s: _NotNegative = 4.0
     """How far the growth of physical KV is extrapolated, seconds."""
-    reserved_high: _NotNegative = 0.85
+    reserved_high: _NotNegative = 0.95
     """Reserved KV over the soft quota from which a queue is taken to wait for rho, 0 to 1."""
-    frag_high: _Share = 0.1
+    frag_high: _Share = 0.3
     """f_frag from which free memory is too scattered to hand over, 0 to 1. Page-aware allocation keeps one long run
-    of free blocks, beside which some holes are already 0.1; packing them while somebody waits cost no goodput."""
+    of free blocks, beside which some holes are already 0.1; packing those cost goodput where it was tried."""
     queue_low: _NotNegative = 1.0
     """Requests waiting for memory from which there is a queue, requests."""
     ceiling_near: _Share = 0.95
@@ -63,10 +68,11 @@ class HeuristicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 def choose(features: NDArray[np.float32], mask: NDArray[np.uint8], settings: HeuristicSettings) -> Actions:
     """The heuristic's action int8 [n] for raw states float32 [n, F] under masks uint8 [n].
 
-    Tighten on preemptions, and on late tokens while first tokens are in time; evict when physical KV comes near
-    the hard quota; widen when the queue waits for memory or for slots and tokens are in time or first tokens late
-    as well; compact when somebody waits for pages that are scattered; else hold. An absent feature never triggers
-    a rule.
+    Tighten on preemptions, on late tokens while first tokens are in time, and where a neighbour waits for memory that
+    this worker's own queue does not; evict when physical KV comes near the hard quota and the host tier has room;
+    widen when the queue waits for slots, or for memory that no neighbour waits for, and tokens are in time or first
+    tokens late as well; compact when a neighbour waits for pages that are scattered here; else hold. An absent feature
+    never triggers a rule.
     """
     columns = {name: features[:, FEATURE[name]] for name in _READ}
     s, c = settings, columns
@@ -77,17 +83,24 @@ def choose(features: NDArray[np.float32], mask: NDArray[np.uint8], settings: Heu
     # Nothing judged in the window is no trouble: NaN must not read as late.
     queue_in_time = ~(c["ttft_p95"] >= s.first_token_late)
     room = ~(c["tpot_p95"] >= s.latency_low) | ~queue_in_time
-    hurts = ((c["tpot_p95"] >= s.latency_high) & queue_in_time) | (c["preemption_rate"] >= s.preemption_high)
+    neighbours_wait = c["neighbour_queue"] >= s.queue_low
+    preempts = c["preemption_rate"] >= s.preemption_high
+    hurts = ((c["tpot_p95"] >= s.latency_high) & queue_in_time) | preempts
+    owes = neighbours_wait & ~waiting & (c["rho"] >= ABOVE_BASE)
     full_slots = (c["l_queue"] >= s.queue_low) & (c["running"] >= s.ceiling_near * c["max_running"])
     rules = (
-        (Action.TIGHTEN, hurts & (c["since_tighten"] >= s.tighten_every_steps)),
+        (Action.TIGHTEN, (hurts | owes) & (c["since_tighten"] >= s.tighten_every_steps)),
         (
             Action.EVICT,
             ((filled >= s.evict_high) | (waiting & (filled >= s.evict_waiting)))
+            & ~(c["host_use"] >= s.evict_host_use)
             & (c["since_evict"] >= s.evict_every_steps),
         ),
-        (Action.WIDEN, room & ((waiting & (c["u_reserved"] >= s.reserved_high)) | full_slots)),
-        (Action.COMPACT, (waiting | (c["neighbour_queue"] >= s.queue_low)) & (c["f_frag"] >= s.frag_high)),
+        (
+            Action.WIDEN,
+            room & ~preempts & ((waiting & ~neighbours_wait & (c["u_reserved"] >= s.reserved_high)) | full_slots),
+        ),
+        (Action.COMPACT, neighbours_wait & (c["f_frag"] >= s.frag_high)),
     )
     allowed = ALLOWED[mask]
     # The first rule that applies and is allowed wins; hold is what is left.
@@ -100,7 +113,7 @@ def choose(features: NDArray[np.float32], mask: NDArray[np.uint8], settings: Heu
 _READ: Final = (
     "u_alloc", "du_alloc", "q0_share", "quota_hard", "l_queue", "l_queue_memory", "tpot_p95", "ttft_p95",
     "preemption_rate", "since_tighten", "since_evict", "u_reserved", "running", "max_running", "neighbour_queue",
-    "f_frag",
+    "f_frag", "rho", "host_use",
 )  # fmt: skip
 
 

@@ -10,10 +10,18 @@ from typing import Final
 
 import numpy as np
 
-from schemas.policies import PolicyPointer
+from schemas.policies import KEY_CHAMPION, PolicyPointer
 from schemas.subjects import BUCKET_POLICY, BUCKET_WEIGHTS
 from services.bus import Bus, KvEntry
-from services.decision.book import POLICY_EXPIRED, Book, InForce, admit_network, admit_rule, read_pointer
+from services.decision.book import (
+    KEY_FORMER,
+    POLICY_EXPIRED,
+    Book,
+    InForce,
+    admit_network,
+    admit_rule,
+    read_pointer,
+)
 from services.decision.policy import Policy
 from services.decision.settings import Settings
 from services.errors import BusUnavailable, PolicyError
@@ -91,15 +99,27 @@ class Library:
             self._on_change(self._book.in_force)
             return
         pointer = read_pointer(key, entry.value)
-        policy: Policy
-        if pointer.kind == "dqn":
-            policy = admit_network(pointer, await self._fetch(pointer))
-        else:
-            policy = admit_rule(pointer, self._settings.heuristic, self._rng)
-        self._book.enter(key, policy, pointer)
+        policy = await self._admit(pointer)
+        self._book.enter(key, policy, pointer, await self._former(pointer) if key == KEY_CHAMPION else None)
         log.info("policy taken up", extra={"fields": {"pointer": key, "version": policy.version}})
         self._expire()
         self._on_change(self._book.in_force)
+
+    async def _admit(self, pointer: PolicyPointer) -> Policy:
+        if pointer.kind == "dqn":
+            return admit_network(pointer, await self._fetch(pointer))
+        return admit_rule(pointer, self._settings.heuristic, self._rng)
+
+    async def _former(self, pointer: PolicyPointer) -> Policy | None:
+        """What a champion on probation leaves its other workers on; None: the heuristic, also for one that cannot be
+        honoured."""
+        if not pointer.on_probation or pointer.former is None:
+            return None
+        try:
+            return await self._admit(pointer.former)
+        except PolicyError as error:
+            self._refuse(KEY_FORMER, str(error))
+            return None
 
     async def _fetch(self, pointer: PolicyPointer) -> bytes:
         """The weights' bytes; PolicyError when the object is not there after the tries that settings allow.

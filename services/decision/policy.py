@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.actions import RHO_MAX, RHO_MIN
+from schemas.actions import ACTION_COUNT, RHO_MAX, RHO_MIN
 from services import qweights
 from services.decision import heuristic
 from services.decision.heuristic import Actions, HeuristicSettings
@@ -17,6 +17,7 @@ from services.decision.shield import ALLOWED
 from services.errors import SettingsError
 from services.qweights import Weights
 
+_BITS: Final = 1 << np.arange(ACTION_COUNT, dtype=np.uint8)
 RULES = ("heuristic", "static", "fixed:RHO", "one_line", "random")
 
 
@@ -31,6 +32,8 @@ class Choice(NamedTuple):
     """[n, 5], where the policy has such."""
     goal_rho: float | None = None
     """Where widen and tighten jump to, for the policies that name a rho."""
+    vetoed: NDArray[np.bool_] | None = None
+    """[n, 5]: allowed actions that the policy's own risk head forbids, never the one chosen; None: no such policy."""
 
 
 class Policy(Protocol):
@@ -77,22 +80,29 @@ class RandomPolicy:
 
 
 class DqnPolicy:
-    """The allowed action with the highest Q value (the lowest number among equals)."""
+    """The allowed action with the highest Q value (the lowest number among equals) of those whose risk is at most the
+    veto that the weights' file names: ``qweights.best``, as in the examination.
+
+    PolicyError for a file whose veto is none.
+    """
 
     def __init__(self, weights: Weights) -> None:
         self.version = weights.version
         self.name = f"dqn:{weights.version}"
         self._weights = weights
+        self._veto = qweights.veto_of(weights) if weights.risk_size else 1.0
 
     def choose(self, features: NDArray[np.float32], mask: NDArray[np.uint8]) -> Choice:
-        q = qweights.q_values(self._weights, features)
-        return Choice(greedy(q, mask), np.ones(len(features)), q)
-
-
-def greedy(q_values: NDArray[np.float32], mask: NDArray[np.uint8]) -> Actions:
-    """argmax over allowed actions of Q float32 [n, 5], int8 [n]."""
-    best: NDArray[np.intp] = np.where(ALLOWED[mask], q_values, -np.inf).argmax(axis=1)
-    return best.astype(np.int8)
+        allowed, certain = ALLOWED[mask], np.ones(len(features))
+        if self._veto >= 1.0:  # the risk head has no say: its matrices need not be multiplied
+            found = qweights.Values(qweights.q_values(self._weights, features))
+            return Choice(qweights.best(found, allowed), certain, found.q)
+        found = qweights.values(self._weights, features)
+        actions = qweights.best(found, allowed, self._veto)
+        assert found.risk is not None  # the weights have a risk head
+        vetoed = allowed & ~(found.risk <= self._veto)
+        vetoed[np.arange(len(actions)), actions] = False
+        return Choice(actions, certain, found.q, vetoed=vetoed)
 
 
 def explore(
@@ -102,13 +112,16 @@ def explore(
     epsilon: float,
     rng: np.random.Generator,
 ) -> Choice:
-    """``choice`` with a random allowed action, by chance ``epsilon``, in the ``canary`` rows [n].
+    """``choice`` with a random allowed action, by chance ``epsilon``, in the ``canary`` rows [n]. What the policy's
+    risk head forbids is not tried either.
 
     The probability recorded is that of the action taken: epsilon / k for each of the k allowed ones, and
     1 - epsilon on top for the policy's own (times its own probability, where it is itself random).
     """
     if epsilon <= 0.0 or not canary.any():
         return choice
+    if choice.vetoed is not None:
+        mask = mask & ~(choice.vetoed @ _BITS)
     lucky = canary & (rng.random(len(mask)) < epsilon)
     actions = np.where(lucky, heuristic.random_masked(mask, rng), choice.actions).astype(np.int8)
     uniform = epsilon / ALLOWED[mask].sum(axis=1)

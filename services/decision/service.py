@@ -69,6 +69,8 @@ class Metrics:
     def in_force(self, policies: InForce) -> None:
         self._policy.clear()
         self._policy.labels("acting", policies.acting.version).set(1)
+        if policies.former is not None:
+            self._policy.labels("former", policies.former.version).set(1)
         if policies.shadow is not None:
             self._policy.labels("shadow", policies.shadow.version).set(1)
 

@@ -7,56 +7,31 @@ with who, when and why, and the revision that the server gave it. A record besid
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
-import msgspec
-
-from schemas.actions import ACTION_BATCH, Action, Hold, WorkerAction, actions_of
-from schemas.codec import DecodeError
-from schemas.config import place_of, read_order
-from schemas.identity import parse_action_id, parse_worker_id
-from schemas.outcomes import (
-    AUDIT_RECORD,
-    OUTCOME_BATCH,
-    AuditRecord,
-    OutcomeKind,
-    Refusal,
-    Status,
-    WorkerOutcome,
-    outcomes_of,
-)
-from schemas.policies import KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer
-from schemas.subjects import BUCKET_CONFIG, BUCKET_POLICY, STREAM_AUDIT, subject, wildcard
-from services.bus import Bus, Delivery, KvEntry
+from schemas.subjects import STREAM_AUDIT, subject, wildcard
+from services.bus import Bus
 from services.errors import UserError
-from services.operator.changes import told
-from services.operator.session import moment_ns, shown_time
+from services.operator.entries import Entry, entries_of, line_of, passes, past_changes
+from services.operator.following import coming
+from services.operator.session import check_filters, moment_ns, node_of, warn
 
 LOOK_BACK: Final = 20_000
 """Records that are looked through where no ``--since`` is given: enough for 5 hours of two nodes."""
 
-POINTERS: Final = (KEY_CHAMPION, KEY_CANDIDATE)
-"""Of ``tg_policy``; what else lies there is no change that anybody decided on."""
-
-Entry = dict[str, Any]
-
 
 async def audit(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
     """Show the newest entries that pass the filters, then follow if asked."""
-    if options.limit < 1:
-        raise UserError(f"--limit: found {options.limit}, expected 1 or more")
-    since_ns = moment_ns(options.since) if options.since else 0
-    until_ns = moment_ns(options.until) if options.until else 1 << 63
+    since_ns = 0 if options.since is None else moment_ns(options.since)
+    until_ns = 1 << 63 if options.until is None else moment_ns(options.until)
+    _check(options, since_ns, until_ns)
     kept: deque[Entry] = deque(maxlen=options.limit)
     past = await past_changes(bus)
     known = {(e["bucket"], e["key"], e["revision"]) for e in past}
     changes = [e for e in past if since_ns <= e["t_ns"] <= until_ns and passes(e, options)]
     span = None if options.changes else await bus.stream_span(STREAM_AUDIT)
-    next_sequence = 1
+    next_sequence = first = 1
     if span is not None:
         first = max(span[0], 1 if since_ns else span[1] - LOOK_BACK)
         next_sequence = span[1] + 1
@@ -65,179 +40,44 @@ async def audit(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
                 break
             next_sequence = delivery.stream_sequence + 1
             kept.extend(e for e in entries_of(delivery) if passes(e, options))
-    for entry in sorted([*changes, *kept], key=lambda e: e["t_ns"])[-options.limit :]:
-        out.write(_line(entry, options.json))
+    shown = sorted([*changes, *kept], key=lambda e: e["t_ns"])[-options.limit :]
+    for entry in shown:
+        out.write(line_of(entry, options.json))
+    if not shown and not options.follow:
+        warn(f"nothing passes the filters: {_looked_through(span, first, options)}")
     if not options.follow:
         return 0
     out.flush()
-    async for entry in _coming(bus, options, next_sequence, known):
+    where = None if options.changes else _subject(options)
+    async for entry in coming(bus, where, next_sequence, known):
         if passes(entry, options):
-            out.write(_line(entry, options.json))
+            out.write(line_of(entry, options.json))
             out.flush()
     return 0
 
 
-def entries_of(delivery: Delivery) -> Iterator[Entry]:
-    """A record's outcomes by worker, each with its command; nothing of one that cannot be read."""
-    try:
-        record = AUDIT_RECORD.decode(delivery.data)
-        rows = rows_of(record)
-    except DecodeError:
-        return
-    for action, outcome in rows:
-        yield entry_of(record, action, outcome, delivery.stored_ns)
+def _check(options: argparse.Namespace, since_ns: int, until_ns: int) -> None:
+    """UserError for filters that nothing can pass together."""
+    if options.limit < 1:
+        raise UserError(f"--limit: found {options.limit}, expected 1 or more")
+    if since_ns >= until_ns:
+        raise UserError(f"--since {options.since} and --until {options.until}: found an end before the beginning")
+    if options.until is not None and options.follow:
+        raise UserError("--until and --follow: found both, expected one of them")
+    if options.changes and (options.action or options.status):
+        raise UserError("--changes: found it beside --action or --status, which changes do not have")
+    check_filters(options)
 
 
-def rows_of(record: AuditRecord) -> list[tuple[WorkerAction | None, WorkerOutcome]]:
-    """Commands and what became of them; None for a completion, whose command is in an earlier record. DecodeError."""
-    actions = {one.action_id: one for one in actions_of(ACTION_BATCH.decode(record.actions))}
-    return [(actions.get(one.action_id), one) for one in outcomes_of(OUTCOME_BATCH.decode(record.outcomes))]
-
-
-def entry_of(record: AuditRecord, action: WorkerAction | None, outcome: WorkerOutcome, stored_ns: int) -> Entry:
-    """One row as it is shown and filtered."""
-    entry: Entry = {
-        "t_ns": stored_ns,
-        "time": shown_time(stored_ns),
-        "kind": OutcomeKind(outcome.kind).name.lower(),
-        "node": record.node,
-        "worker": outcome.worker,
-        "decision": outcome.action_id,
-        "policy": outcome.policy,
-        "hold": Hold(outcome.hold).name.lower() if outcome.hold else "",
-        "asked": Action(outcome.requested_action).name.lower(),
-        "done": Action(outcome.executed_action).name.lower(),
-        "status": Status(outcome.status).name.lower(),
-        "refusal": Refusal(outcome.refusal).name.lower() if outcome.refusal else "",
-        "rho_asked": round(outcome.requested_rho, 4),
-        "rho": round(outcome.effective_rho, 4),
-        "max_running": outcome.effective_max_running,
-        "generation": outcome.effective_generation,
-        "evicted_bytes": outcome.evicted_bytes,
-        "compacted_bytes": outcome.compacted_bytes,
-        "prefetched_bytes": outcome.prefetched_bytes,
-        "pages_freed": outcome.pages_freed,
-        "pause_us": outcome.pause_us,
-        "detail": outcome.detail,
-        "gaps": record.gaps,
-    }
-    if action is not None and action.shadows:
-        entry["shadows"] = {one.policy: Action(one.action).name.lower() for one in action.shadows}
-    return entry
-
-
-async def past_changes(bus: Bus) -> list[Entry]:
-    """Every kept revision of both buckets."""
-    return [
-        change_of(bucket, entry)
-        for bucket in (BUCKET_CONFIG, BUCKET_POLICY)
-        for entry in await bus.kv_history(bucket)
-        if bucket != BUCKET_POLICY or entry.key in POINTERS
-    ]
-
-
-def change_of(bucket: str, entry: KvEntry) -> Entry:
-    """A revision as it is shown; the time is the server's, or the writer's own where a watch brought it."""
-    change: Entry = {
-        "t_ns": entry.stored_ns, "time": "-", "kind": "change", "bucket": bucket, "key": entry.key,
-        "revision": entry.revision, "who": "", "why": "", "worker": "", "node": "",
-        "what": told(entry.key, entry.value),
-    }  # fmt: skip
-    try:
-        if bucket == BUCKET_CONFIG and entry.value is not None:
-            order = read_order(entry.key, entry.value)
-            place = place_of(entry.key)
-            change |= {"t_ns": entry.stored_ns or order.when_ns, "who": order.who, "why": order.why}
-            if place.scope == "worker":
-                change |= {"worker": place.name, "node": parse_worker_id(place.name).node}
-        elif entry.value is not None:
-            pointer = msgspec.json.decode(entry.value, type=PolicyPointer)
-            when_ns = entry.stored_ns or pointer.when_ns or pointer.created_ns
-            change |= {"t_ns": when_ns, "who": pointer.who, "why": pointer.why}
-    except (ValueError, msgspec.DecodeError):
-        pass  # ``what`` says that it cannot be read
-    change["time"] = shown_time(change["t_ns"])
-    return change
-
-
-def passes(entry: Entry, options: argparse.Namespace) -> bool:
-    """Whether an entry passes the filters; a change that concerns all concerns every worker and node."""
-    if entry["kind"] == "change":
-        if options.action or options.status:
-            return False
-        return options.worker in (None, entry["worker"] or options.worker) and options.node in (
-            None,
-            entry["node"] or options.node,
-        )
-    return (
-        options.worker in (None, entry["worker"])
-        and options.node in (None, entry["node"])
-        and options.action in (None, entry["asked"], entry["done"])
-        and options.status in (None, entry["status"])
-    )
+def _looked_through(span: tuple[int, int] | None, first: int, options: argparse.Namespace) -> str:
+    if options.changes:
+        return "looked through the changes that both buckets keep"
+    if span is None:
+        return "there is no audit stream (no actuator has run here)"
+    further = "; --since looks further back" if first > span[0] else ""
+    return f"looked through the changes and records {first} to {span[1]} of {STREAM_AUDIT}{further}"
 
 
 def _subject(options: argparse.Namespace) -> str:
-    try:
-        node = parse_worker_id(options.worker).node if options.worker else options.node
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    node = node_of(options.worker) if options.worker else options.node
     return subject("audit", node) if node else wildcard("audit")
-
-
-async def _coming(
-    bus: Bus, options: argparse.Namespace, next_sequence: int, known: set[tuple[str, str, int]]
-) -> AsyncIterator[Entry]:
-    """What is stored and changed from now on, until cancelled; ``known`` are the changes that were there."""
-    queue: asyncio.Queue[Entry] = asyncio.Queue(10_000)
-
-    async def records() -> None:
-        while await bus.stream_span(STREAM_AUDIT) is None:  # noqa: ASYNC110 - the server tells nobody of a new stream
-            await asyncio.sleep(1.0)
-        async for delivery in bus.stream_read(
-            STREAM_AUDIT, _subject(options), start_sequence=next_sequence, follow=True
-        ):
-            for entry in entries_of(delivery):
-                await queue.put(entry)
-
-    async def changes(bucket: str) -> None:
-        async for entry in bus.kv_watch(bucket, ">"):
-            if (bucket, entry.key, entry.revision) not in known and (bucket != BUCKET_POLICY or entry.key in POINTERS):
-                await queue.put(change_of(bucket, entry))
-
-    tasks = [asyncio.create_task(changes(bucket)) for bucket in (BUCKET_CONFIG, BUCKET_POLICY)]
-    if not options.changes:
-        tasks.append(asyncio.create_task(records()))
-    try:
-        while True:
-            getting = asyncio.ensure_future(queue.get())
-            done, _ = await asyncio.wait([getting, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            if getting not in done:
-                getting.cancel()
-                for task in done:
-                    task.result()
-                return
-            yield getting.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _line(entry: Entry, as_json: bool) -> str:
-    if as_json:
-        return json.dumps(entry) + "\n"
-    if entry["kind"] == "change":
-        where = f"{entry['bucket']}/{entry['key']} revision {entry['revision']}"
-        return f"{entry['time']}  change  {where}: {entry['what']}\n"
-    step = parse_action_id(entry["decision"])[1].step
-    did = entry["asked"] if entry["asked"] == entry["done"] else f"{entry['asked']} -> {entry['done']}"
-    if entry["kind"] == "completion":
-        did = f"{entry['done']} completed"
-    moved = [f"{word} {entry[f'{word}_bytes'] / 1e6:.0f} MB" for word in ("evicted", "compacted", "prefetched")
-             if entry[f"{word}_bytes"]]  # fmt: skip
-    words = [f"{entry['status']}" + (f" ({entry['refusal']})" if entry["refusal"] else ""),
-             f"rho {entry['rho_asked']:g} -> {entry['rho']:g}", *moved,
-             f"held: {entry['hold']}" if entry["hold"] else "", entry["detail"]]  # fmt: skip
-    said = ", ".join(word for word in words if word)
-    return f"{entry['time']}  {entry['worker']}  step {step}  {entry['policy']}  {did}: {said}\n"

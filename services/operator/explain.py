@@ -16,16 +16,16 @@ import msgspec
 
 from schemas.actions import WorkerAction
 from schemas.codec import DecodeError
-from schemas.identity import STEP_NS, Order, parse_action_id, parse_worker_id
+from schemas.identity import STEP_NS, Order, parse_action_id
 from schemas.outcomes import AUDIT_RECORD, AuditRecord, OutcomeKind, WorkerOutcome
 from schemas.subjects import STREAM_AUDIT, STREAM_TRANSITIONS, subject
 from schemas.transitions import TRANSITION_BATCH, TransitionBatch, columns_of
 from services.bus import Bus, Delivery
 from services.decision.settings import Settings
 from services.errors import UserError
-from services.operator.audit import rows_of
+from services.operator.entries import rows_of
 from services.operator.live import Listener, StateRow
-from services.operator.session import settings_of
+from services.operator.session import NothingFound, node_of, settings_of
 from services.operator.status import modes_of
 from services.operator.story import as_json, as_text
 
@@ -48,18 +48,15 @@ class Case(msgspec.Struct):
 
 
 async def explain(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
-    """Tell one decision; UserError when nothing is known of it."""
-    try:
-        worker, order = parse_action_id(options.what) if "@" in options.what else (options.what, None)
-        node = str(parse_worker_id(worker).node)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    """Tell one decision; NothingFound when nothing is known of it."""
+    worker, order = await _asked(bus, options.what)
+    node = node_of(worker)
     if order is None:
         case = await _live(bus, node, worker, options.wait, None) or await _newest(bus, node, worker)
     else:
         case = await _kept(bus, node, worker, order) or await _live(bus, node, worker, options.wait, order)
     if case is None:
-        raise UserError(await _nothing(bus, options.what, order))
+        raise NothingFound(await _nothing(bus, options.what, order))
     if case.state is None:
         case.state = await _kept_state(bus, node, worker, case.order)
         if case.state is not None:
@@ -71,6 +68,22 @@ async def explain(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
     else:
         out.write(as_text(case, settings, modes))
     return 0
+
+
+async def _asked(bus: Bus, text: str) -> tuple[str, Order | None]:
+    """The worker, and the decision if one is named; ``n0/0/w0@545`` is that step of the node's newest boot."""
+    worker, _, step = text.partition("@")
+    if "@" not in text:
+        return worker, None
+    if step.isdecimal():
+        newest = await _newest_record(bus, node_of(worker))
+        if newest is None:
+            raise NothingFound(await _nothing(bus, text, Order(0, int(step))))
+        return worker, Order(newest.boot_id, int(step))
+    try:
+        return parse_action_id(text)
+    except ValueError as error:
+        raise UserError(f"{error}; or n0/0/w0@4 for a step of the newest boot") from None
 
 
 async def _live(bus: Bus, node: str, worker: str, wait_s: float, order: Order | None) -> Case | None:
@@ -109,17 +122,21 @@ async def _kept(bus: Bus, node: str, worker: str, order: Order) -> Case | None:
 
 async def _newest(bus: Bus, node: str, worker: str) -> Case | None:
     """The last decision in the stream."""
+    if (newest := await _newest_record(bus, node)) is None:
+        return None
+    case = Case(worker, Order(newest.boot_id, newest.step), source=STREAM_AUDIT)
+    _take(case, newest)
+    return case if case.outcomes else None
+
+
+async def _newest_record(bus: Bus, node: str) -> AuditRecord | None:
     if (span := await bus.stream_span(STREAM_AUDIT)) is None:
         return None
     newest: AuditRecord | None = None
     # Records of other nodes lie between: what ended a long time ago is found by its id.
     async for one in bus.stream_read(STREAM_AUDIT, subject("audit", node), start_sequence=max(span[1] - 2000, 1)):
         newest = _decoded(one) or newest
-    if newest is None:
-        return None
-    case = Case(worker, Order(newest.boot_id, newest.step), source=STREAM_AUDIT)
-    _take(case, newest)
-    return case if case.outcomes else None
+    return newest
 
 
 async def _records(bus: Bus, node: str, order: Order) -> AsyncIterator[AuditRecord]:

@@ -11,23 +11,30 @@ import numpy as np
 
 from schemas.config import KEY_PIN, PinOrder, read_order
 from schemas.features import FEATURE_HASH
-from schemas.policies import KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer
+from schemas.policies import HEURISTIC, KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer, expired
 from schemas.subjects import BUCKET_CONFIG, BUCKET_POLICY, BUCKET_WEIGHTS
 from services import qweights
 from services.bus import Bus, KvEntry
 from services.decision.book import admit_network, admit_rule
 from services.decision.heuristic import HeuristicSettings
 from services.decision.modes import stands
-from services.errors import PolicyError, UserError
+from services.errors import PolicyError, TidegateError, UserError
 from services.operator.changes import by, checked, order, put, told, what
-from services.operator.session import expiry_ns, shown_time, table, who
+from services.operator.former import TAKEN_BACK, formers
+from services.operator.rejections import listed, reason, reject, rejections_of
+from services.operator.session import NothingFound, expiry_ns, one_line, shown_time, table, warn, who
 
 KINDS = ("heuristic", "static", "fixed")
 
 
+class Pinned(TidegateError):
+    """The champion is pinned, and another one was to be put in its place."""
+
+
 async def list_policies(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
-    """Every pointer that is or was, newest first."""
+    """Every pointer that is or was, newest first; what was rejected; the pin."""
     rows = []
+    ends = []
     for key in (KEY_CHAMPION, KEY_CANDIDATE):
         history = list(reversed(await bus.kv_history(BUCKET_POLICY, key)))
         for place, entry in enumerate(history):
@@ -37,13 +44,17 @@ async def list_policies(bus: Bus, options: argparse.Namespace, out: TextIO) -> i
                 rows.append([role, "-", "-", str(entry.revision), "-", "-", told(key, entry.value)])
                 continue
             judged = ", ".join(f"{k} {v:.4g}" for k, v in sorted(pointer.evaluation.items())) or "-"
-            rows.append([role, pointer.version, pointer.kind, str(entry.revision),
-                         shown_time(entry.stored_ns), judged,
-                         f"{pointer.who}: {pointer.why}" if pointer.who else "the loop itself"])  # fmt: skip
+            mover = one_line(": ".join(filter(None, [pointer.who or "the loop itself", pointer.why])))
+            rows.append([role, pointer.version, pointer.kind, str(entry.revision), shown_time(entry.stored_ns),
+                         judged, mover])  # fmt: skip
+            if place == 0:
+                ends.append(_ending(key, pointer))
     if rows:
         out.write(table(["role", "version", "kind", "revision", "since", "evaluation", "by"], rows))
     else:
         out.write("no pointers in tg_policy: the heuristic acts\n")
+    out.write("".join(ends))
+    out.write(listed(await rejections_of(bus)))
     pinned = await _pin(bus)
     if pinned is not None:
         out.write(f"pin: {what(pinned)}{by(pinned)}\n")
@@ -55,9 +66,12 @@ async def show(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
     pointer, revision = await _find(bus, options.version)
     fields = msgspec.to_builtins(pointer)
     fields["created"] = shown_time(pointer.created_ns)
-    out.write(f"{pointer.version} ({pointer.kind})" + (f", revision {revision}" if revision else "") + "\n")
+    out.write(what(pointer) + (f", revision {revision}" if revision else "") + "\n")
     for name in ("parent", "transitions", "evaluation", "created", "who", "why", "sha256", "feature_hash"):
-        out.write(f"  {name}: {fields[name] or '-'}\n")
+        if fields[name] and fields[name] != "-":
+            out.write(f"  {name}: {one_line(str(fields[name]))}\n")
+    if (rejected := (await rejections_of(bus)).of(pointer)) is not None:
+        out.write(f"  rejected: {reason(rejected)}\n")
     if pointer.kind == "dqn":
         data = await bus.object_get(BUCKET_WEIGHTS, pointer.version)
         if data is None:
@@ -75,19 +89,33 @@ async def show(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
 
 
 async def promote(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
-    """Make a policy the champion; UserError when it could not act."""
+    """Make a policy the champion. UserError or PolicyError when it could not act, Pinned."""
     pointer, _ = await _find(bus, options.version)
-    return await _move(bus, pointer, options, out)
+    code = await _move(bus, pointer, options, out)
+    if (rejected := (await rejections_of(bus)).of(pointer)) is not None:
+        warn(f"warning: {pointer.version} was rejected {reason(rejected)}")
+    return code
 
 
 async def rollback(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
-    """Point back to the last champion of another version."""
-    former = [_read(entry) for entry in reversed(await bus.kv_history(BUCKET_POLICY, KEY_CHAMPION))]
-    now = former[0].version if former and former[0] is not None else ""
-    for pointer in former:
-        if pointer is not None and pointer.version != now:
-            return await _move(bus, pointer, options, out)
-    raise UserError(f"policy rollback: found no champion before {now or 'this one'} in the bucket's history")
+    """Point back to the last champion of another version that nobody took back or rejected and that decision would
+    take. The network that is left counts as rejected. NothingFound, Pinned."""
+    history = [_read(entry) for entry in await bus.kv_history(BUCKET_POLICY, KEY_CHAMPION)]
+    left = history[-1] if history else None
+    for pointer, passed_over in formers(history, await rejections_of(bus)):
+        if refused := passed_over or await _refusal(bus, pointer):
+            out.write(f"passed over {pointer.version}: {one_line(refused)}\n")
+            continue
+        why = f"{TAKEN_BACK}{left.version if left else 'an unreadable pointer'}: {options.why}"
+        code = await _move(bus, pointer, argparse.Namespace(**{**vars(options), "why": why}), out)
+        if left is not None and left.kind == "dqn":
+            await reject(bus, left, f"{who(options)} rolled back: {options.why}")
+            out.write(f"rejected: {left.version}: no examiner promotes it again\n")
+        return code
+    raise NothingFound(
+        f"policy rollback: found no champion before {left.version if left else 'this one'} to go back to; "
+        "tidegate policy promote heuristic always works"
+    )
 
 
 async def pin(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
@@ -96,6 +124,8 @@ async def pin(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
     if options.clear:
         if options.version:
             raise UserError("policy pin: found a version beside --clear, expected one or the other")
+        if options.ttl is not None:
+            raise UserError("policy pin --clear: found --ttl, which only a pin that stands has")
         version = ""
     else:
         champion = await bus.kv_get(BUCKET_POLICY, KEY_CHAMPION)
@@ -113,12 +143,15 @@ async def pin(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
 
 
 async def _move(bus: Bus, pointer: PolicyPointer, options: argparse.Namespace, out: TextIO) -> int:
-    await _check(bus, pointer)
+    if refused := await _refusal(bus, pointer):
+        raise (PolicyError if pointer.kind == "dqn" else UserError)(f"nothing was changed: {refused}")
     pinned = await _pin(bus)
     if pinned is not None and pinned.version != pointer.version and options.what != "pin":
-        raise UserError(f"the champion is {what(pinned)}{by(pinned)}: tidegate policy pin --clear first")
+        raise Pinned(f"the champion is {what(pinned)}{by(pinned)}: tidegate policy pin --clear first")
     # A policy that an operator puts in force stays until somebody moves it: no examiner watches over it.
-    new = msgspec.structs.replace(pointer, who=who(options), why=options.why, when_ns=time.time_ns(), expires_ns=0)
+    new = msgspec.structs.replace(
+        pointer.for_all(), who=who(options), why=options.why, when_ns=time.time_ns(), expires_ns=0
+    )
     before, revision = await put(bus, BUCKET_POLICY, KEY_CHAMPION, msgspec.json.encode(new), options.revision)
     out.write(f"champion: {what(new)}{by(new)} (revision {revision})\n")
     if before is not None and before.value is not None:
@@ -145,18 +178,31 @@ async def _find(bus: Bus, name: str) -> tuple[PolicyPointer, int]:
     return PolicyPointer(version=name, kind="dqn", sha256=qweights.digest(data), feature_hash=FEATURE_HASH), 0
 
 
-async def _check(bus: Bus, pointer: PolicyPointer) -> None:
-    """UserError when decision would refuse it."""
+async def _refusal(bus: Bus, pointer: PolicyPointer) -> str:
+    """Why decision would refuse it; empty: it would not."""
     try:
         if pointer.kind == "dqn":
             data = await bus.object_get(BUCKET_WEIGHTS, pointer.version)
             if data is None:
-                raise PolicyError(f"policy {pointer.version!r}: no such object in {BUCKET_WEIGHTS}")
+                return f"policy {pointer.version!r}: no such object in {BUCKET_WEIGHTS}"
             admit_network(pointer, data)
         else:
             admit_rule(pointer, HeuristicSettings(), np.random.default_rng(0))
     except PolicyError as error:
-        raise UserError(f"nothing was changed: {error}") from None
+        return str(error)
+    return ""
+
+
+def _ending(key: str, pointer: PolicyPointer) -> str:
+    """A line about a pointer that is in force for some time, or for some workers, only."""
+    if expired(pointer, time.time_ns()):
+        return f"{key}: {pointer.version} expired at {shown_time(pointer.expires_ns)}: the heuristic acts\n"
+    if not pointer.expires_ns and not pointer.on_probation:
+        return ""
+    former = pointer.former.version if pointer.former is not None else HEURISTIC
+    words = [f"on {pointer.share * 100:g}% of the workers, the others on {former}" if pointer.on_probation else "",
+             f"until {shown_time(pointer.expires_ns)}" if pointer.expires_ns else ""]  # fmt: skip
+    return f"{key}: {pointer.version} {', '.join(filter(None, words))}\n"
 
 
 async def _pin(bus: Bus) -> PinOrder | None:

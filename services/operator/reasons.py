@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from schemas.actions import ACTION_COUNT, Action, MaskReason
 from schemas.features import FEATURE, FEATURES
-from services.decision.heuristic import HeuristicSettings
+from services.decision.heuristic import ABOVE_BASE, HeuristicSettings
 from services.decision.shield import ShieldSettings
 
 Row = NDArray[np.float32]
@@ -91,26 +91,32 @@ def heuristic_rules(row: Row, s: HeuristicSettings) -> tuple[Rule, ...]:
 
     use = Comparison(FORECAST, forecast_use(row, s.horizon_s), s.evict_high)
     rested = at_least("since_tighten", s.tighten_every_steps)
+    host = under("host_use", s.evict_host_use)
     spaced = at_least("since_evict", s.evict_every_steps)
     waiting = at_least("l_queue_memory", s.queue_low)
     # running >= near x ceiling, told in requests
     slots = Comparison("running", get("running"), float(np.float32(s.ceiling_near) * row[FEATURE["max_running"]]))
-    queued = (at_least("l_queue", s.queue_low), slots)
-    memory = (waiting, at_least("u_reserved", s.reserved_high))
+    neighbours = at_least("neighbour_queue", s.queue_low)
+    calm = under("preemption_rate", s.preemption_high)
+    queued = (at_least("l_queue", s.queue_low), slots, calm)
+    memory = (waiting, under("neighbour_queue", s.queue_low), at_least("u_reserved", s.reserved_high), calm)
     room = (under("tpot_p95", s.latency_low),)
     late = (at_least("ttft_p95", s.first_token_late),)
-    scattered = at_least("f_frag", s.frag_high)
     return (
         Rule(
             Action.TIGHTEN,
             (
                 (at_least("tpot_p95", s.latency_high), under("ttft_p95", s.first_token_late), rested),
                 (at_least("preemption_rate", s.preemption_high), rested),
+                (neighbours, under("l_queue_memory", s.queue_low), at_least("rho", ABOVE_BASE), rested),
             ),
         ),
-        Rule(Action.EVICT, ((use, spaced), (waiting, use._replace(threshold=s.evict_waiting), spaced))),
+        Rule(
+            Action.EVICT,
+            ((use, host, spaced), (waiting, use._replace(threshold=s.evict_waiting), host, spaced)),
+        ),
         Rule(Action.WIDEN, tuple(why + how for why in (room, late) for how in (memory, queued))),
-        Rule(Action.COMPACT, ((waiting, scattered), (at_least("neighbour_queue", s.queue_low), scattered))),
+        Rule(Action.COMPACT, ((neighbours, at_least("f_frag", s.frag_high)),)),
     )
 
 
@@ -173,7 +179,8 @@ def _size(turned: Sequence[Comparison]) -> float:
 
 def q_flips(q_values: Sequence[float], mask: int, reasons: Sequence[int]) -> list[Flip]:
     """What stood nearest to a network's choice: the second-best allowed action, and forbidden ones above the choice."""
-    allowed = [a for a in range(ACTION_COUNT) if mask >> a & 1]
+    vetoed = [a for a in range(ACTION_COUNT) if reasons[a] == MaskReason.RISK_VETO]
+    allowed = [a for a in range(ACTION_COUNT) if mask >> a & 1 and a not in vetoed]
     best = max(allowed, key=lambda a: (q_values[a], -a))
     flips = []
     others = [a for a in allowed if a != best]
@@ -184,8 +191,9 @@ def q_flips(q_values: Sequence[float], mask: int, reasons: Sequence[int]) -> lis
     above = [a for a in range(ACTION_COUNT) if a not in allowed and q_values[a] > q_values[best]]
     for action in sorted(above, key=lambda a: -q_values[a]):
         reason = MaskReason(reasons[action]).name.lower()
-        flips.append(Flip(Action(action).name.lower(), 0.0, f"its Q is {q_values[action] - q_values[best]:.4g} above, "
-                                                            f"but the mask forbids it: {reason}"))  # fmt: skip
+        against = "its own risk head vetoes it" if action in vetoed else f"the mask forbids it: {reason}"
+        above_by = q_values[action] - q_values[best]
+        flips.append(Flip(Action(action).name.lower(), 0.0, f"its Q is {above_by:.4g} above, but {against}"))
     return flips
 
 

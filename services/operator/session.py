@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import datetime
 import getpass
+import logging
 import os
 import re
 import sys
@@ -16,8 +17,9 @@ from typing import Final, TextIO, TypeVar
 
 import msgspec
 
+from schemas.identity import parse_worker_id
 from services.bus import Bus
-from services.errors import UserError
+from services.errors import BusUnavailable, TidegateError, UserError
 from services.settings import CommonSettings, check_environment, load
 
 Command = Callable[[Bus, argparse.Namespace, TextIO], Awaitable[int]]
@@ -26,7 +28,13 @@ S = TypeVar("S", bound=msgspec.Struct)
 WALL_FROM_NS: Final = 10**18
 """September 2001: what lies before is another clock's."""
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+SCHEMES: Final = ("nats", "tls", "ws", "wss")
+"""Of a server's address; one without a scheme is a host's name."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw]?)")
+
+
+class NothingFound(TidegateError):
+    """What was asked for may well be, but nothing was heard of it and nothing of it is kept."""
 
 
 def settings_of(options: argparse.Namespace, kind: type[S], section: str, **overrides: object) -> S:
@@ -37,27 +45,75 @@ def settings_of(options: argparse.Namespace, kind: type[S], section: str, **over
 
 
 def run(command: Command, options: argparse.Namespace) -> int:
-    """Connect, run one command, leave; its exit code."""
+    """Connect, run one command, leave; its exit code. BusUnavailable when no server answers."""
     check_environment(os.environ)
     overrides = {"nats_url": options.url} if options.url else {}
     common = settings_of(options, CommonSettings, "common", **overrides)
+    scheme, found, _ = common.nats_url.partition("://")
+    if found and scheme not in SCHEMES:
+        raise UserError(f"nats_url: found scheme {scheme!r}, expected one of {', '.join(SCHEMES)}")
 
     async def session() -> int:
-        from services.runtime import connect
-
-        bus = await connect(common, f"operator-{os.getpid()}")
+        bus = await _connected(common)
         try:
             return await command(bus, options, sys.stdout)
         finally:
             await bus.drain(1.0)
 
-    return asyncio.run(session())
+    # What the connection goes through is told once, by the error that ends the command.
+    log = logging.getLogger("services.bus")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        return asyncio.run(session())
+    finally:
+        log.setLevel(level)
+
+
+async def _connected(common: CommonSettings) -> Bus:
+    from services.runtime import connect
+
+    try:
+        return await connect(common, f"operator-{os.getpid()}")
+    except UserError as error:
+        # To a service an address that nobody answers at is a mistake in its settings. Here it may as well be the
+        # server that is down, and a script must be able to tell that from a mistyped command.
+        if isinstance(error.__cause__, BusUnavailable):
+            raise BusUnavailable(str(error)) from error
+        raise
+
+
+def warn(text: str) -> None:
+    """One line beside the output, which stays what a program may read."""
+    sys.stderr.write(f"tidegate: {one_line(text)}\n")
+
+
+def one_line(text: str) -> str:
+    """What others wrote, as part of a line: no line breaks, no orders to a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def node_of(worker: str) -> str:
+    """The node of a worker's id; UserError for what is none."""
+    try:
+        return str(parse_worker_id(worker).node)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def check_filters(options: argparse.Namespace) -> None:
+    """UserError for a worker's id that is none, or one of another node than asked for."""
+    if options.worker is None:
+        return
+    node = node_of(options.worker)
+    if options.node not in (None, node):
+        raise UserError(f"--worker {options.worker} and --node {options.node}: found a worker of another node")
 
 
 def who(options: argparse.Namespace) -> str:
     """Who makes a change. UserError when nobody can be named."""
     try:
-        name = options.who or os.environ.get("USER") or getpass.getuser()
+        name = options.who if options.who is not None else os.environ.get("USER") or getpass.getuser()
     except (KeyError, OSError):  # no such user in the password database
         name = ""
     if not name:

@@ -12,7 +12,7 @@ from schemas.features import FEATURES
 from schemas.outcomes import OutcomeKind, Refusal, Status, WorkerOutcome
 from services.decision.modes import Modes
 from services.decision.settings import Settings, shield_settings
-from services.operator.changes import by, what
+from services.operator.changes import about, by, what
 from services.operator.reasons import (
     Flip,
     heuristic_choice,
@@ -102,7 +102,7 @@ def _choice(action: WorkerAction, state: StateRow | None, modes: Modes) -> list[
     ]
     if action.hold in OPERATOR_HOLDS:
         hold = Hold(action.hold)
-        lines.append(f"held by an operator, {hold.name.lower()}: {_order(action.worker, hold, state, modes)}")
+        lines.append(f"held by an operator ({hold.name.lower()}): {_order(action.worker, hold, state, modes)}")
         if hold != Hold.MODE_OFF:
             lines.append(f"{policy} would have chosen {Action(wish).name.lower()}")
     elif action.hold:
@@ -118,18 +118,20 @@ def _order(worker: str, hold: Hold, state: StateRow | None, modes: Modes) -> str
     kinds = [state.service_class] if state is not None and state.service_class >= 0 else list(ServiceClass)
     for standing in modes.standings([worker] * len(kinds), kinds, time.time_ns()):
         if standing.hold == hold:
-            known = modes.order(standing.key)
-            return f"{standing.key}: {what(known[0])}{by(known[0])} (revision {known[1]})" if known else "by settings"
+            if (known := modes.order(standing.key)) is None:
+                return "by settings"
+            return f"{about(standing.key)}: {what(known[0])}{by(known[0])} (revision {known[1]})"
     return "by an order that stands no longer (tidegate audit --changes)"
 
 
 def _mask(action: WorkerAction, state: StateRow | None, settings: Settings) -> list[str]:
     shield = shield_settings(settings)
     _, wish = recommended(action)
+    held = action.hold in OPERATOR_HOLDS and wish != action.action
     lines = ["actions:"]
     for k, reason in enumerate(action.mask_reasons):
         q = f"Q {action.q_values[k]:+.4g}  " if action.q_values else ""
-        verdict = "chosen" if k == wish else "allowed"
+        verdict = ("would have been chosen" if held else "chosen") if k == wish else "allowed"
         if reason:
             numbers = mask_words(reason, state.features, shield) if state is not None else ""
             verdict = f"forbidden, {MaskReason(reason).name.lower()}" + (f": {numbers}" if numbers else "")

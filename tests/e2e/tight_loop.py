@@ -21,7 +21,7 @@ from loadgen.engine.report import summary
 from loadgen.examiner.service import Examiner
 from loadgen.examiner.settings import Settings as ExaminerSettings
 from loadgen.examiner.trials import Result, Trial, Trials, run
-from schemas.actions import ACTION_BATCH, ActionBatch
+from schemas.actions import ACTION_BATCH, ActionBatch, actions_of
 from schemas.codec import pack
 from schemas.features import FEATURE_HASH
 from schemas.identity import SCHEMA_VERSION, STEP_NS, worker_id
@@ -56,6 +56,8 @@ class TightLoop:
         self.step = 0
         self.acting: list[str] = []
         """Policy version that answered, a step."""
+        self.by_worker: list[tuple[str, ...]] = []
+        """Behaviour policy of each worker, a step."""
         self.shells: dict[str, Shell] = {}
         self.services: dict[str, Any] = {}
         self._fleet = Fleet(trial.config, trial.tables)
@@ -64,7 +66,6 @@ class TightLoop:
             worker_id(NODE, int(card), f"w{i}") for i, card in enumerate(np.asarray(self._fleet.card_of))
         )
         self._answers: asyncio.Queue[ActionBatch] = asyncio.Queue()
-        self._policies: tuple[str, ...] = ()
 
     async def start(self) -> None:
         async def on_batch(messages: list[Message]) -> None:
@@ -123,7 +124,7 @@ class TightLoop:
             answer = await asyncio.wait_for(self._answers.get(), 10)
             assert answer.step == self.step
             self.acting.append(answer.policy_version)
-            self._policies = tuple(answer.policies * rows)
+            self.by_worker.append(tuple(one.policy for one in actions_of(answer)))
             self._control.act(np.frombuffer(answer.actions, np.uint8).astype(np.int64))
             self._fleet.advance(STEP_NS / 1e9)
             self.step += 1
@@ -164,7 +165,7 @@ class TightLoop:
         rows = np.flatnonzero(found.whole)
         batch = TransitionBatch(
             NODE, BOOT, self.step - 1, SCHEMA_VERSION, self.step * STEP_NS, FEATURE_HASH,
-            tuple(self._workers[row] for row in rows), tuple(self._policies[row] for row in rows),
+            tuple(self._workers[row] for row in rows), tuple(self.by_worker[-1][row] for row in rows),
             pack(found.states[rows], "<f4"), pack(found.next_states[rows], "<f4"), pack(found.actions[rows], "u1"),
             pack(found.masks[rows], "u1"), pack(found.next_masks[rows], "u1"), pack(np.ones(len(rows)), "<f4"),
             pack(found.rewards[rows], "<f4"), pack(found.discounts[rows], "<f4"),

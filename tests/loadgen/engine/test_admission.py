@@ -8,6 +8,7 @@ from loadgen.engine.fleet import Fleet
 from loadgen.engine.records import Reason
 from loadgen.engine.report import summary
 from loadgen.engine.specs import EngineMode, FleetConfig
+from loadgen.requests import concatenated
 from schemas.metrics import COLUMN
 from tests.loadgen.engine.tables import empty_table, plain
 
@@ -111,3 +112,33 @@ def test_clients_give_up_after_twice_their_limit() -> None:
         if timeouts:
             patience = 2 * (2.0 + 0.25e-3 * 2000)
             assert np.allclose(fleet.results().finish_s[gone], patience, atol=0.55)
+
+
+def test_expected_output_is_reserved_once_enough_have_finished() -> None:
+    """Short answers first; then as many as their true length lets in, a client's 4096 tokens or not."""
+    first = plain(np.linspace(0.0, 5.0, 20), prompt=500, output=50, max_tokens=4096)
+    running = {}
+    for reservation in ("max_tokens", "expected"):
+        table = concatenated([first, plain([60.0] * 400, prompt=500, output=50, max_tokens=4096)])
+        mode = EngineMode(reservation=reservation)  # type: ignore[arg-type]
+        fleet = Fleet(FleetConfig(client_timeouts=False, max_running=1024, mode=mode), [table, empty_table()])
+        while fleet.t_s < 60.15:
+            fleet.advance(0.1)
+        running[reservation] = _running(fleet)
+        fleet.advance(120.0)
+        assert summary(fleet.results(), 0.0).finished == 420
+        assert fleet.metrics()[0, COLUMN["kv_reserved_bytes"]] == 0, "all reservations are given back"
+    assert running["expected"] > 2 * running["max_tokens"]
+
+
+def test_who_outgrows_the_expectation_reserves_what_it_holds() -> None:
+    first = plain(np.linspace(0.0, 5.0, 20), prompt=500, output=20, max_tokens=4096)
+    table = concatenated([first, plain([20.0] * 40, prompt=500, output=2000, max_tokens=4096)])
+    fleet = Fleet(FleetConfig(client_timeouts=False, mode=EngineMode(reservation="expected")), [table, empty_table()])
+    for _ in range(40):
+        fleet.advance(2.0)
+        row = fleet.metrics()[0]
+        held = row[COLUMN["kv_bytes"]] - row[COLUMN["kv_idle_bytes"]]
+        assert row[COLUMN["kv_reserved_bytes"]] >= held
+    fleet.advance(200.0)
+    assert fleet.metrics()[0, COLUMN["kv_reserved_bytes"]] == 0

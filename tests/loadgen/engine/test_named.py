@@ -115,9 +115,10 @@ def test_named_sessions_come_back_without_being_due() -> None:
     assert fleet.prefetch_sessions(0, [0]).tolist() == [0], "it is in a transfer"
     fleet.advance()
     assert fleet.prefetch_sessions(0, [SESSIONS]).tolist() == [0], "the neighbour's"
-    tokens = [one.host_tokens for one in fleet.away(0, 1e9)]
+    tokens = {one.sequence: one.host_tokens for one in fleet.away(0, 1e9)}
     started = fleet.prefetch_sessions(0, [0, 1, 0])
-    assert started.tolist() == [tokens[0] * fleet.metrics()[0, COLUMN["kv_bytes_per_token"]]] * 2 + [0]
+    token_bytes = fleet.metrics()[0, COLUMN["kv_bytes_per_token"]]
+    assert started.tolist() == [tokens[0] * token_bytes, tokens[1] * token_bytes, 0]
     fleet.advance()
     now = fleet.sessions(0)
     assert now.idle.all()

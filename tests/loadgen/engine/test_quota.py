@@ -106,3 +106,17 @@ def test_an_engine_with_a_fixed_pool_ignores_it(bytes_: float) -> None:
     fleet.command(hard_bytes=bytes_)
     fleet.advance()
     assert (fleet.metrics()[:, [MAPPED, HARD, COLUMN["generation"]]] == before).all()
+
+
+def test_a_neighbour_below_its_share_keeps_a_reserve_of_empty_groups() -> None:
+    """Else two engines in need would take the same groups from each other, an unmapping and two mappings each time."""
+    quiet = plain([0.0] * 8, prompt=3000, output=20)  # 3 groups each, over after some seconds
+    hungry = plain([10.0] * 400, prompt=1000, output=4000, max_tokens=4000)
+    fleet = Fleet(FleetConfig(client_timeouts=False, shares=(0.3, 0.7)), [quiet, hungry])
+    fleet.command(rho=1.6)
+    fleet.advance(120.0)
+    metrics = fleet.metrics()
+    assert metrics[1, MAPPED] > 1.3 * metrics[1, COLUMN["q0_bytes"]], "the hungry one borrows"
+    assert metrics[0, COLUMN["kv_bytes"]] == 0
+    kept = FleetConfig().premapped_groups
+    assert kept <= metrics[0, MAPPED] / metrics[0, GROUP] <= kept + 1, "of the 24 it had"

@@ -126,3 +126,26 @@ def test_reference_rates_rise_with_the_card() -> None:
     rates = [reference_tokens_per_s(coefficients(c, "Llama-3.1-8B")) for c in ("A100-80G", "H100-80G", "H200-141G")]
     assert rates == sorted(rates)
     assert 5_000 < rates[0] < 8_000
+
+
+def test_prompts_one_by_one_take_as_long_as_side_by_side() -> None:
+    """A chunk attends to what is computed so far, however many prompts wait behind it."""
+    took_s = {}
+    config = FleetConfig(workers_per_card=1, client_timeouts=False)
+    for apart_s in (0.0, 3.0):
+        table = plain(np.arange(6) * apart_s, prompt=20_000, output=1, max_tokens=1)
+        fleet = Fleet(config, [table])
+        fleet.advance(60.0)
+        request = fleet.state.request
+        alone = request["first_token"] - request["arrival"]
+        took_s[apart_s] = request["first_token"].max() if apart_s == 0.0 else alone.sum()
+        assert apart_s == 0.0 or alone.max() < apart_s, "each is done before the next comes"
+    assert took_s[3.0] == pytest.approx(took_s[0.0], rel=0.05)
+
+
+def test_an_engine_alone_on_its_card_has_its_memory_mapped_when_it_starts() -> None:
+    for workers in (1, 2):
+        fleet = Fleet(FleetConfig(workers_per_card=workers), [empty_table()] * workers)
+        row = fleet.metrics()[0]
+        free = row[COLUMN["card_free_bytes"]]
+        assert (free < row[COLUMN["page_group_bytes"]]) == (workers == 1), "neighbours share what nobody has mapped"

@@ -36,7 +36,7 @@ def test_sessions_off_the_card_are_listed_by_when_they_are_expected() -> None:
     assert sorted(one.sequence for one in found) == [0, 1, 2, 3, 4]
     assert back == pytest.approx(due - fleet.t_s)
     assert [abs(one) for one in back] == sorted(abs(one) for one in back), "nearest to its time first"
-    assert all(one.host_tokens == 4048 and one.host_blocks == 253 for one in found)
+    assert all(one.host_tokens in (4048, 4049) and one.host_blocks == -(-one.host_tokens // 16) for one in found)
     near = sorted(back)[2]
     assert {one.sequence for one in fleet.away(0, near)} == {
         one.sequence for one in found if one.expected_return_s <= near

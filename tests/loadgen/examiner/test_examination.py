@@ -13,9 +13,10 @@ from loadgen.examiner.examination import Examination, Verdict
 from loadgen.examiner.pointers import Pointers
 from loadgen.examiner.settings import Settings, ShadowLimits
 from loadgen.examiner.trials import Result
+from schemas.actions import ACTION_BATCH, WorkerAction, action_batch
 from schemas.config import KEY_PIN, PinOrder
 from schemas.policies import HEURISTIC_POINTER, KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer
-from schemas.subjects import BUCKET_CONFIG, BUCKET_POLICY, BUCKET_WEIGHTS
+from schemas.subjects import BUCKET_CONFIG, BUCKET_POLICY, BUCKET_WEIGHTS, subject
 from services import qweights
 from services.bus.memory import MemoryBus, MemoryNetwork
 from services.decision.policy import Policy
@@ -143,3 +144,37 @@ async def test_an_unreadable_pointer_is_no_end(running: Running) -> None:
     await running.bus.kv_put(BUCKET_POLICY, KEY_CANDIDATE, b"{")
     assert (await asyncio.wait_for(running.verdicts.get(), 10)).stage == "pointer"
     assert (await running.examine("v1", [110.0] * 4)).promoted
+
+
+async def command(running: Running, node: str, *workers: str) -> None:
+    rows = [WorkerAction(name, "", 0, 1.0, 64, 0, 9, 9, "heuristic", 1.0, 31, (0,) * 5) for name in workers]
+    batch = action_batch(node, 1, 1, 0, rows)
+    await running.bus.publish(subject("action", node), ACTION_BATCH.encode(batch))
+
+
+async def test_a_new_champion_is_tried_on_a_share_of_the_fleet_and_the_next_waits_for_its_window(
+    running: Running,
+) -> None:
+    await running.put_champion(msgspec.structs.replace(HEURISTIC_POINTER, who="ada"))
+    await command(running, "n0", "n0/0/w0", "n0/0/w1", "n0/1/w0")
+    await asyncio.sleep(0)
+    assert (await running.examine("v1", [110.0] * 4)).promoted
+    first = await running.champion()
+    assert (first.on_probation, first.share, first.part_cards) == (True, 0.5, False)
+    assert first.former is not None
+    assert first.former.version == "heuristic"
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(running.examine("v2", [120.0] * 4), 0.2)
+    assert running.examination.examining == ""
+    await running.put_champion(first.for_all())
+    assert (await asyncio.wait_for(running.verdicts.get(), 10)).promoted, "it waited for v1's window"
+    second = await running.champion()
+    assert second.former == first.for_all()
+    assert (await running.examination._pointers.former(second)) == first.for_all()
+
+
+async def test_one_worker_alone_gets_its_champion_at_once(running: Running) -> None:
+    await command(running, "n0", "n0/0/w0")
+    await asyncio.sleep(0)
+    assert (await running.examine("v1", [110.0] * 4)).promoted
+    assert (await running.champion()).share == 1.0

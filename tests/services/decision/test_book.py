@@ -138,3 +138,53 @@ def test_whom_the_examiner_watches_shadows_before_the_newest_candidate() -> None
     nobody = PolicyPointer(version="heuristic", kind="heuristic")
     shelf.enter(KEY_EXAMINEE, admit_rule(nobody, HEURISTIC, np.random.default_rng(0)), nobody)
     assert roles(shelf) == ("heuristic", "v2")
+
+
+def on_probation(former: PolicyPointer | None, **changes: object) -> PolicyPointer:
+    return pointer(V2, share=0.5, former=former, **changes)
+
+
+def test_a_champion_on_probation_leaves_the_former_on_the_other_workers() -> None:
+    shelf = book()
+    first = on_probation(pointer(V1))
+    shelf.enter(KEY_CHAMPION, DqnPolicy(V2), first, DqnPolicy(V1))
+    found = shelf.in_force
+    assert (found.acting.version, found.former and found.former.version, found.split.share) == ("v2", "v1", 0.5)
+    shelf.enter(KEY_CHAMPION, DqnPolicy(V2), first.for_all())
+    assert (shelf.in_force.former, shelf.in_force.split.share) == (None, 1.0)
+    shelf.enter(KEY_CHAMPION, DqnPolicy(V2), on_probation(None))
+    assert shelf.in_force.former is not None
+    assert shelf.in_force.former.version == "heuristic", "where there was none before"
+    shelf.enter(KEY_CHAMPION, None)
+    assert (roles(shelf), shelf.in_force.former) == (("heuristic", "v2"), None)
+
+
+def test_what_an_operator_moves_acts_on_all_workers_and_a_forced_rule_too() -> None:
+    shelf = book()
+    shelf.enter(KEY_CHAMPION, DqnPolicy(V2), on_probation(pointer(V1), who="ada"), DqnPolicy(V1))
+    assert shelf.in_force.former is None
+    forced = book("static")
+    forced.enter(KEY_CHAMPION, DqnPolicy(V2), on_probation(pointer(V1)), DqnPolicy(V1))
+    assert forced.in_force.former is None
+
+
+def test_a_former_policy_that_expires_makes_room_for_the_heuristic_and_so_does_the_champion() -> None:
+    shelf = book()
+    ending = on_probation(pointer(V1, expires_ns=100), expires_ns=200)
+    shelf.enter(KEY_CHAMPION, DqnPolicy(V2), ending, DqnPolicy(V1))
+    assert shelf.expire(100) == ["former v1"]
+    assert shelf.in_force.former is not None
+    assert shelf.in_force.former.version == "heuristic"
+    assert shelf.fallback == ""
+    assert shelf.expire(200) == ["champion v2"]
+    assert (shelf.in_force.acting.version, shelf.in_force.former) == ("heuristic", None)
+
+
+def test_a_pointer_on_probation_is_read_as_it_was_written_and_yesterdays_pointer_acts_on_all() -> None:
+    written = on_probation(pointer(V1))
+    assert read_pointer("champion", msgspec.json.encode(written)) == written
+    old = read_pointer("champion", b'{"version":"v1","kind":"dqn","sha256":"","parent":"heuristic","expires_ns":5}')
+    assert (old.share, old.former, old.on_probation) == (1.0, None, False)
+    for bad in (b'{"version":"v1","kind":"dqn","share":0}', b'{"version":"v1","kind":"dqn","share":1.5}'):
+        with pytest.raises(PolicyError):
+            read_pointer("champion", bad)

@@ -21,6 +21,7 @@ from services.decision.policy import DqnPolicy, rule
 from services.decision.settings import Settings
 from services.decision.shield import ALLOWED
 from tests.services.decision.rows import state, state_batch, weights
+from tests.services.decision.test_policy import risky
 
 DQN = DqnPolicy(weights("v1", [0, 1, 2, 3, 4]))
 HEURISTIC = rule("heuristic", HeuristicSettings(), np.random.default_rng(0))
@@ -125,3 +126,13 @@ def test_whatever_comes_in_every_command_is_allowed_in_range_and_encodable(
         assert 4 <= command.target_max_running <= 1024
         assert not command.hold or command.action == Action.HOLD
     assert ACTION_BATCH.decode(ACTION_BATCH.encode(batch)) == batch
+
+
+def test_an_action_that_the_risk_head_took_away_carries_its_own_reason_and_stays_in_the_mask() -> None:
+    policy = DqnPolicy(risky("v1", [0, 1, 2, 3, 4], [0.1, 0.2, 0.3, 0.7, 0.9]))
+    (batch,) = decided([state_batch(state(f_frag=0.0))], InForce(policy, None))
+    (told,) = actions_of(batch)
+    assert (told.action, told.policy, told.probability) == (Action.TIGHTEN, "dqn:v1", 1.0)
+    assert told.mask_reasons == (0, 0, 0, MaskReason.NOTHING_FRAGMENTED, MaskReason.RISK_VETO)
+    assert told.mask == ALL_ACTIONS & ~(1 << Action.COMPACT), "learning needs the shield's mask alone"
+    assert told.q_values[Action.EVICT] == max(told.q_values)

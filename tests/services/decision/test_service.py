@@ -232,3 +232,25 @@ async def test_two_copies_share_the_nodes_and_answer_each_state_once(settings: S
     assert first.metric("batches_total") == 5, "the queue group shares the work"
     await first.stop()
     await second.stop()
+
+
+async def test_a_champion_on_probation_acts_beside_the_former_one(running: Running) -> None:
+    await running.bus.object_put(BUCKET_WEIGHTS, "v1", qweights.save(V1))
+    await running.put(KEY_CHAMPION, V2, share=0.5, part_cards=True, former=pointer(V1))
+    await running.acts("v2")
+    assert running.metric("policy_info", role="former", version="v1") == 1
+    await running.send(message(state_batch(np.repeat(state(), 2, axis=0), step=100)))
+    told = actions_of(ACTION_BATCH.decode((await asyncio.wait_for(running.answers.get(), 5)).data))
+    assert {(one.policy, one.action) for one in told} == {("dqn:v1", Action.EVICT), ("dqn:v2", Action.COMPACT)}
+    await running.point(KEY_CHAMPION, pointer(V2))
+    await running.until(lambda: running.metric("policy_info", role="former", version="v1") == 0)
+    await running.send(message(state_batch(np.repeat(state(), 2, axis=0), step=101)))
+    batch = ACTION_BATCH.decode((await asyncio.wait_for(running.answers.get(), 5)).data)
+    assert (batch.policies, batch.policy_index) == (("dqn:v2",), b"")
+
+
+async def test_a_former_policy_that_cannot_be_honoured_leaves_the_heuristic(running: Running) -> None:
+    await running.put(KEY_CHAMPION, V2, share=0.5, part_cards=True, former=pointer(V1))  # v1's weights are nowhere
+    await running.acts("v2")
+    assert running.metric("policies_refused_total", pointer="former") == 1
+    assert running.metric("policy_info", role="former", version="heuristic") == 1

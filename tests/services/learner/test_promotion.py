@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from schemas.features import FEATURE
 from schemas.transitions import REWARD_PARTS, TransitionBatch
-from services.learner.promotion import MAX_POLICIES, Judgement, Ledger, Limits
+from services.learner.blocks import MAX_POLICIES
+from services.learner.promotion import Judgement, Ledger, Limits
 from tests.services.learner.batches import batch, state
 
 LIMITS = Limits(block_steps=5, window_blocks=12, least_blocks=4, draws=300)
@@ -80,10 +82,10 @@ def test_one_crash_is_enough() -> None:
 def test_workers_still_on_the_former_policy_are_the_comparison_when_the_load_changes() -> None:
     ledger = Ledger(LIMITS)
     for step in range(100):
-        ledger.add(message(step, (FORMER, FORMER), (0.8, 0.8)))
+        ledger.add(msgspec.structs.replace(message(step, (FORMER, FORMER), (0.8, 0.8)), workers=CARDS))
     ledger.begin(NEW)
     for step in range(100, 200):  # a harder time for both
-        ledger.add(message(step, (NEW, FORMER), (0.5, 0.5)))
+        ledger.add(msgspec.structs.replace(message(step, (NEW, FORMER), (0.5, 0.5)), workers=CARDS))
     found = ledger.judge(NEW, FORMER, np.random.default_rng(0))
     assert found.state == "sound"
     assert found.figures["split"] == 1.0
@@ -115,9 +117,65 @@ def test_memory_is_bounded_and_poison_is_no_sum() -> None:
     ledger = Ledger(LIMITS)
     for step in range(2000):
         ledger.add(message(step, (f"dqn:{step % 40}",), (np.nan,)))
-    assert len(ledger._blocks) <= MAX_POLICIES
+    assert ledger.blocks.policies <= MAX_POLICIES
     for step in range(0, 4000, 5):
         ledger.add(message(step, (NEW,), (0.5,)))
-    assert len(ledger._blocks[NEW]) <= 4 * LIMITS.window_blocks
+    assert ledger.blocks.count(NEW) <= 4 * LIMITS.window_blocks
     ledger.add(batch(1, rewards=b"123"))
-    assert ledger.refused == 1
+    assert ledger.blocks.refused == 1
+
+
+CARDS = ("n0/0/w0", "n0/1/w0")
+ONE_CARD = ("n0/0/w0", "n0/0/w1")
+
+
+def beside(
+    workers: tuple[str, str],
+    before: tuple[float, float],
+    after: tuple[float, float],
+    steps: int = 100,
+    late: tuple[float, float] = (0.5, 0.5),
+) -> Judgement:
+    """The first worker is tried on the new policy, the second stays; ``late``: p95 of first tokens over the limit."""
+    ledger = Ledger(LIMITS)
+    for step in range(100):
+        ledger.add(msgspec.structs.replace(message(step, (FORMER, FORMER), before), workers=workers))
+    ledger.begin(NEW)
+    for step in range(100, 100 + steps):
+        made = message(step, (NEW, FORMER), after)
+        states = np.frombuffer(made.next_states, "<f4").reshape(2, -1).copy()
+        states[:, FEATURE["ttft_p95"]] = late
+        ledger.add(msgspec.structs.replace(made, workers=workers, next_states=states.tobytes()))
+    return ledger.judge(NEW, FORMER, np.random.default_rng(0))
+
+
+def test_unlike_workers_are_compared_by_how_each_side_changed() -> None:
+    found = beside(CARDS, (0.3, 0.8), (0.3, 0.8))
+    assert (found.state, found.figures["split"]) == ("sound", 1.0)
+    assert found.figures["former_goodput"] == pytest.approx(0.3, abs=0.02), "what its workers showed before"
+    worse = beside(CARDS, (0.8, 0.3), (0.6, 0.3), steps=40)
+    assert worse.state == "regressed", "still twice its neighbour's"
+    assert "beside it" in worse.why
+    assert beside(CARDS, (0.8, 0.3), (0.6, 0.1)).state == "sound", "a harder time for both"
+
+
+def test_on_one_card_workers_are_told_apart_by_their_own_latency() -> None:
+    assert beside(ONE_CARD, (0.5, 0.5), (0.5, 0.5)).figures["split"] == 0.5
+    assert beside(ONE_CARD, (0.5, 0.5), (0.5, 0.5), late=(2.0, 2.0)).state == "sound", "the former's is late as well"
+    found = beside(ONE_CARD, (0.5, 0.5), (0.5, 0.5), steps=40, late=(2.0, 0.5))
+    assert (found.state, found.why.split()[0]) == ("regressed", "late")
+    found = beside(ONE_CARD, (0.5, 0.5), (0.3, 0.3), steps=40)
+    assert (found.state, "before it" in found.why) == ("regressed", True), "the card's goodput is both workers' own"
+
+
+def test_a_new_policy_that_nobody_follows_is_absent() -> None:
+    ledger = Ledger(LIMITS)
+    ledger.begin(NEW)
+    for step in range(50):
+        ledger.add(message(step, (FORMER,), (0.5,)))
+    assert ledger.judge(NEW, FORMER, np.random.default_rng(0)).state == "waiting"
+    for step in range(50, 100):
+        ledger.add(message(step, (FORMER,), (0.5,)))
+    assert ledger.judge(NEW, FORMER, np.random.default_rng(0)).state == "absent"
+    ledger.mark()
+    assert ledger.judge(NEW, FORMER, np.random.default_rng(0)).state == "waiting", "that may have been a backlog"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import shlex
 from typing import Any
 
 import msgspec
@@ -114,16 +115,7 @@ class Fleet:
 
 def parsed(line: str) -> tuple[session.Command, argparse.Namespace]:
     """What the command line comes to, with what ``session.run`` would have been given."""
-    words, word, quoted = [], "", False
-    for letter in line + " ":
-        if letter == "'":
-            quoted = not quoted
-        elif letter == " " and not quoted:
-            words += [word] if word else []
-            word = ""
-        else:
-            word += letter
-    options = cli._parser().parse_args(words)
+    options = cli._parser().parse_args(shlex.split(line))
     caught: list[tuple[session.Command, argparse.Namespace]] = []
     kept, session.run = session.run, lambda command, namespace: caught.append((command, namespace)) or 0  # type: ignore[func-returns-value]
     try:

@@ -15,8 +15,10 @@ from schemas.config import KEY_MODE, KEY_PIN, PauseOrder
 from schemas.policies import HEURISTIC_POINTER, KEY_CHAMPION
 from schemas.subjects import BUCKET_CONFIG, BUCKET_POLICY
 from services.decision.heuristic import HeuristicSettings
-from services.errors import UserError
+from services.errors import PolicyError, UserError
 from services.operator.changes import ChangedMeanwhile
+from services.operator.policy import Pinned
+from services.operator.session import NothingFound
 from tests.services.decision.rows import weights
 from tests.services.operator.fleet import BOOT, Fleet, parsed
 
@@ -123,15 +125,21 @@ async def test_two_writers_conflict_visibly(fleet: Fleet) -> None:
         ("mode shadow --class chatty", "expected one of chat"),
         ("mode shadow --worker n0/0/w0 --class chat", "found both"),
         ("mode shadow --ttl soon", "such as 90s"),
-        ("mode canary --share 2", "share"),
+        ("mode canary --share 2", "--share: found 2.0, expected float <= 1.0"),
         ("pause --ttl 0s", "such as 90s"),
         ("override n0/0/w0", "expected one of them"),
         ("override n0/0/w0 --clear --rho 1.2", "one or the other"),
         ("override n0/0/w0 --rho 1.7", "rho"),
-        ("override n0/0/w0 --max-running 1", "max_running"),
+        ("override n0/0/w0 --max-running 1", "--max-running: found 1, expected int >= 4"),
+        ("override n0/0/w0 --rho nan", "--rho: found nan, expected float >= 1.0"),
+        ("mode canary --share 0.5 --worker n0/0/w0", "commanded or it is not"),
+        ("mode inherit --ttl 5m", "only an order that stands"),
+        ("pause --resume --ttl 5m", "only an order that stands"),
+        ("pause --ttl ''", "such as 90s"),
+        ("override n0/0/w0 --clear --ttl 5m", "only an order that stands"),
+        ("policy pin --clear --ttl 5m", "only a pin that stands"),
         ("policy promote nobody", "expected champion"),
         ("policy promote fixed:9", "nothing was changed"),
-        ("policy rollback", "no champion before"),
     ],
 )
 async def test_a_mistake_is_told_and_changes_nothing(fleet: Fleet, line: str, words: str) -> None:
@@ -152,10 +160,12 @@ async def test_policies_are_listed_promoted_rolled_back_and_pinned(fleet: Fleet)
     assert entry is not None
     assert json.loads(entry.value or b"")["who"] == "ann"
     said = await fleet.typed(f"policy rollback {BY}")
-    assert "champion: heuristic (heuristic), by ann" in said
+    assert "champion: heuristic, by ann" in said
+    assert ": rollback from v1: a test" in said
+    assert "rejected: v1: no examiner promotes it again" in said
     said = await fleet.typed(f"policy pin v1 {BY}")
     assert "pinned to v1" in said
-    with pytest.raises(UserError, match="policy pin --clear first"):
+    with pytest.raises(Pinned, match="policy pin --clear first"):
         await fleet.typed(f"policy promote heuristic {BY}")
     assert "pin: pinned to v1" in await fleet.typed("policy list")
     await fleet.typed(f"policy pin --clear {BY}")
@@ -167,7 +177,7 @@ async def test_policies_are_listed_promoted_rolled_back_and_pinned(fleet: Fleet)
 
 async def test_weights_that_decision_would_refuse_cannot_be_promoted(fleet: Fleet) -> None:
     await fleet.bus.object_put("tg_weights", "v9", b"noise")
-    with pytest.raises(UserError, match="nothing was changed"):
+    with pytest.raises(PolicyError, match="nothing was changed"):
         await fleet.typed(f"policy promote v9 {BY}")
 
 
@@ -192,7 +202,7 @@ async def test_status_shows_what_each_worker_is_told_and_does(fleet: Fleet) -> N
     await asyncio.sleep(0.03)
     await fleet.step()
     lines = (await showing).splitlines()
-    assert lines[0] == "1 nodes, 2 workers heard in 0.1 s"
+    assert lines[0] == "1 node, 2 workers heard in 0.1 s"
     assert lines[2].split()[:9] == ["n0", "n0/0/w0", "enforce", "v1", "1.20", "1.20", "0.50", "0.50", "evict"]
     assert (await fleet.ended("status --wait 0.01"))[0] == 1, "nobody was heard"
 
@@ -213,7 +223,18 @@ async def test_audit_filters_and_gives_json_lines(fleet: Fleet) -> None:
     recent = (await fleet.typed("audit --since 1h --limit 4")).splitlines()
     assert len(recent) == 4
     assert "change" in recent[-1]
-    assert "mode.worker.n0_2f0_2fw1 revision 1: shadow, by ann" in recent[-1]
+    assert "change  n0/0/w1  tg_config/mode.worker.n0_2f0_2fw1 revision 1: shadow, by ann" in recent[-1]
+    for line, words in (
+        ("audit --worker n0/0/w0 --node n1", "another node"),
+        ("audit --worker w0", "expected <node>/<gpu>/<name>"),
+        ("audit --changes --action evict", "which changes do not have"),
+        ("audit --since 1h --until 2h", "an end before the beginning"),
+        ("audit --until ''", "ISO 8601"),
+        ("audit -f --until 1h", "found both"),
+        ("status --worker w0", "expected <node>/<gpu>/<name>"),
+    ):
+        with pytest.raises(UserError, match=words):
+            await fleet.typed(line)
     with pytest.raises(UserError, match="1 or more"):
         await fleet.typed("audit --limit 0")
     with pytest.raises(UserError, match="ISO 8601"):
@@ -235,11 +256,14 @@ async def test_explain_tells_the_newest_decision_live_and_an_old_one_from_the_st
     said = await fleet.typed(f"explain n0/0/w0@{BOOT}.{old}")
     assert "from TG_AUDIT, state from TG_TRANSITIONS" in said
     assert "u_alloc 0.5 " in said
+    assert await fleet.typed(f"explain n0/0/w0@{old}") == said, "a step is of the newest boot"
+    with pytest.raises(UserError, match="for a step of the newest boot"):
+        await fleet.typed("explain n0/0/w0@x")
     silent = await fleet.typed("explain n0/0/w1 --wait 0.01")
     assert f"n0/0/w1@{BOOT}.{fleet.number}, from TG_AUDIT" in silent, "nothing is heard: the newest that is kept"
-    with pytest.raises(UserError, match="not found"):
+    with pytest.raises(NothingFound, match="not found"):
         await fleet.typed(f"explain n0/0/w0@{BOOT}.999 --wait 0.01")
-    with pytest.raises(UserError, match="not heard of"):
+    with pytest.raises(NothingFound, match="not heard of"):
         await fleet.typed("explain n0/0/w7 --wait 0.01")
 
 
@@ -253,7 +277,7 @@ async def test_explain_tells_the_heuristics_rules_and_an_operators_word(fleet: F
         while (await fleet.step(tpot_p95=below)).shadows[-1].policy != "heuristic":
             pass
     said = await fleet.typed(f"explain n0/0/w0@{BOOT}.{fleet.number}")
-    assert "held by an operator, paused: pause: paused, by ann" in said
+    assert "held by an operator (paused): pause: paused, by ann" in said
     assert "heuristic would have chosen hold" in said
     assert f"tighten does not: tpot_p95 {below:g} < {limit:g}" in said
     assert f"tighten: tpot_p95 at or above {limit:g} instead of {below:g}" in said

@@ -103,6 +103,13 @@ def test_a_network_is_told_by_its_margins_and_by_what_the_mask_forbade() -> None
     assert q_flips([0.0] * 5, 1, [0, 1, 1, 1, 1]) == [], "hold alone was allowed, and nothing is above it"
 
 
+def test_what_a_networks_own_risk_head_vetoed_is_no_allowed_action() -> None:
+    reasons = [0, 0, MaskReason.RISK_VETO, 0, 0]
+    second, vetoed = q_flips([0.0, 0.5, 3.0, 0.2, 1.5], 0b11111, reasons)
+    assert (second.to, second.size) == ("widen", 1.0), "evict was chosen"
+    assert (vetoed.to, "its own risk head vetoes it" in vetoed.words) == ("tighten", True)
+
+
 def test_a_mask_reason_is_told_with_its_numbers() -> None:
     row = state(host_use=0.99, host_free=np.nan)[0]
     words = mask_words(MaskReason.HOST_FULL, row, ShieldSettings())

@@ -60,12 +60,52 @@ async def test_a_change_on_a_real_server_is_there_for_the_next_command(
         code, out, _ = await typed("status", "--wait", "0.05")
         assert (code, "mode: shadow, by ann" in out) == (1, True)
         code, _, err = await typed("explain", "n0/0/w0", "--wait", "0.05")
-        assert (code, "there is no audit stream" in err) == (2, True)
+        assert (code, "there is no audit stream" in err) == (1, True)
         code, out, _ = await typed("policy", "list")
         assert (code, "the heuristic acts" in out) == (0, True)
         code, _, err = await typed("mode", "off", "--why", "x", "--share", "0.5")
         assert (code, "only canary" in err) == (2, True)
         code, _, err = await typed("mode", "off", "--why", "x", "--worker", "w0")
         assert (code, err.count("\n")) == (2, 1)
+        code, _, err = await typed("mode", "off", "--why", "x", "--worker", "n0/0/w7")
+        assert (code, "nothing was heard of node n0: the order stands when it comes" in err) == (0, True)
     finally:
         await server.stop()
+
+
+def test_a_server_that_nobody_reaches_is_no_mistake_in_what_was_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TIDEGATE_COMMON_CONNECT_TIMEOUT_S", "0.2")
+    assert cli.main(["status", "--url", "nats://127.0.0.1:1"]) == 1
+    assert "nats_url nats://127.0.0.1:1: found no NATS server" in capsys.readouterr().err
+    assert cli.main(["status", "--url", "http://127.0.0.1:1"]) == 2
+    assert "found scheme 'http', expected one of nats" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["mode", "off", "--worker", "", "--why", "x"],
+        ["mode", "off", "--class", "", "--why", "x"],
+        ["mode", "off", "--who", "", "--why", "x"],
+        ["mode", "off", "--revision", "-1", "--why", "x"],
+        ["status", "--url", ""],
+        ["status", "--wait", "nan"],
+        ["status", "--wait", "0"],
+        ["status", "--wait", "inf"],
+        ["audit", "--worker", ""],
+        ["policy", "pin", "", "--why", "x"],
+    ],
+)
+def test_an_empty_or_impossible_word_is_a_mistake_and_never_means_everybody(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    assert "found" in capsys.readouterr().err
+
+
+def test_what_others_wrote_stays_on_its_line() -> None:
+    assert session.one_line("a\nb\x1b[2Jc") == "a b [2Jc"
