@@ -21,15 +21,16 @@ from schemas.features import normalise
 from schemas.identity import STEP_S
 from schemas.transitions import REWARD_PARTS
 from services.learner import risk
-from services.learner.replay_buffer import NO_ROW, ReplayBuffer, Rows
+from services.learner.replay_buffer import NO_ROW, NOTHING_SHOWN, ReplayBuffer, Rows
 from services.learner.settings import Settings as Learner
 
 
 class Chosen(NamedTuple):
-    """Actions int [n] and the probability float [n] of each under who chose it."""
+    """Actions int [n], the probability float [n] of each under who chose it, and int [n] what the heuristic would do."""
 
     actions: NDArray[np.integer]
     probabilities: NDArray[np.float64]
+    shown: NDArray[np.integer]
 
 
 Choose = Callable[[Seen, NDArray[np.float32], NDArray[np.bool_]], Chosen]
@@ -46,7 +47,7 @@ class Seat:
         self.control = Control(self.fleet, scenario.config, scenario.tables)
         self.demonstrating: NDArray[np.bool_] = self.fleet.card_of < demonstrating_cards
         self.step = 0
-        self._demonstrated = self.demonstrating
+        self._shown = np.full(self.fleet.workers, NOTHING_SHOWN, np.uint8)
         self._serials = np.full(self.fleet.workers, NO_ROW, np.int64)
         self._probabilities = np.ones(self.fleet.workers)
         self._passing: Future[None] | None = None
@@ -65,10 +66,10 @@ class Seat:
         self._inputs_before, self._inputs = self._inputs, normalise(seen.features)
         return seen, self._inputs
 
-    def act(self, chosen: Chosen, demonstrated: NDArray[np.bool_], executor: Executor) -> None:
+    def act(self, chosen: Chosen, executor: Executor) -> None:
         """Command, and let the step pass in ``executor``."""
         self.control.act(chosen.actions)
-        self._probabilities, self._demonstrated = chosen.probabilities, demonstrated
+        self._probabilities, self._shown = chosen.probabilities, chosen.shown.astype(np.uint8)
         self._passing = executor.submit(self.fleet.advance, STEP_S)
         self.step += 1
 
@@ -94,7 +95,7 @@ class Seat:
             rows,
             self._serials[whole],
             masks=found.masks[whole],
-            demonstrated=self._demonstrated[whole],
+            shown=self._shown[whole],
             exhausted=risk.exhausted(
                 found.states[whole][:, risk.RISK_COLUMNS], found.next_states[whole][:, risk.RISK_COLUMNS]
             ),
@@ -134,7 +135,7 @@ class Collector:
             seat = self._seats[place] = self._fresh()
             seen, inputs = seat.observe()
         demonstrating = np.ones_like(seat.demonstrating) if all_demonstrate else seat.demonstrating
-        seat.act(choose(seen, inputs, demonstrating), demonstrating, self._executor)
+        seat.act(choose(seen, inputs, demonstrating), self._executor)
         return stored
 
     def _fresh(self) -> Seat:

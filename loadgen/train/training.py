@@ -139,14 +139,14 @@ class Training:
         settings = self.settings
         shown = heuristic.choose(seen.features, seen.mask, heuristic.HeuristicSettings())
         if demonstrating.all():
-            return Chosen(shown, np.ones(len(shown)))
+            return Chosen(shown, np.ones(len(shown)), shown)
         allowed = ALLOWED[seen.mask]
         own = qweights.best(self._values(inputs), allowed, settings.veto)
         lucky = self._exploring.random(len(own)) < self.epsilon
         tried = np.where(lucky, heuristic.random_masked(seen.mask, self._exploring), own)
         uniform = self.epsilon / allowed.sum(axis=1)
         probabilities = uniform + np.where(tried == own, 1.0 - self.epsilon, 0.0)
-        return Chosen(np.where(demonstrating, shown, tried), np.where(demonstrating, 1.0, probabilities))
+        return Chosen(np.where(demonstrating, shown, tried), np.where(demonstrating, 1.0, probabilities), shown)
 
     @torch.no_grad()
     def _values(self, inputs: NDArray[np.float32]) -> qweights.Values:

@@ -3,14 +3,15 @@
     y      = R + G Q'(s', a*)        a* = argmax over a in mask(s') of Q(s', a)
     delta  = Q(s, a) - y
     L_td   = mean of w huber(delta)
-    L_e    = mean over demonstrated rows of w (max over a in mask(s) of [Q(s, a) + m (a != a_e)] - Q(s, a_e))
+    L_e    = mean over shown rows of w (max over a in mask(s) of [Q(s, a) + m (a != a_e)] - Q(s, a_e))
     L      = L_td + lambda L_e + L_risk
     theta' <- theta' + tau (theta - theta')
 
 Q is the online network (theta), Q' the target network (theta'); R and G are the n-step return and discount of
 ``nstep``; w are the importance weights of the replay; mask(s') travels with the transition, so that the
 maximum runs over what the shield will allow and nothing else. L_e is the large-margin loss of DQfD (Hester et
-al. 2018): the demonstrated action a_e must beat every other allowed one by the margin m, or the gap is a loss.
+al. 2018): the action a_e that was shown must beat every other allowed one by the margin m, or the gap is a loss. It is
+shown in states that the learner itself came to as well (DAgger, Ross et al. 2011), whatever it did there.
 L_risk is that of ``risk``, whose head shares no weight with Q: neither training disturbs the other.
 """
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from services.learner.agent import Agent
 from services.learner.backprop import backward, dueling, dueling_slope, forward
+from services.learner.replay_buffer import NOTHING_SHOWN
 from services.learner.risk import risk_loss
 
 _ALLOWED: Final = np.array([[bool(mask >> action & 1) for action in range(8)] for mask in range(256)])
@@ -46,9 +48,9 @@ class Batch(msgspec.Struct, frozen=True):
     weights: torch.Tensor
     """float32 [b], w."""
     masks: torch.Tensor | None = None
-    """uint8 [b], allowed actions in the states; with ``demonstrated``."""
-    demonstrated: torch.Tensor | None = None
-    """float32 [b], 1 for a demonstration, else 0; None: no margin loss."""
+    """uint8 [b], allowed actions in the states; with ``shown``."""
+    shown: torch.Tensor | None = None
+    """int64 [b], a_e, ``NOTHING_SHOWN`` where there is none; None: no margin loss."""
     exhausted: torch.Tensor | None = None
     """float32 [b], 1 when memory was exhausted within the horizon, 0 when not, NaN not known; None: no risk loss."""
 
@@ -155,8 +157,10 @@ def gradient_step(
     loss, slope = weighted_huber(errors, batch.weights.numpy())
     by_q = torch.zeros_like(q).scatter_(1, chosen, torch.from_numpy(slope).unsqueeze(1))
     expert = at_risk = 0.0
-    if margin_weight > 0 and batch.demonstrated is not None and batch.masks is not None:
-        imitated, slopes = margin_loss(q, batch.actions, batch.masks, batch.weights * batch.demonstrated, margin)
+    if margin_weight > 0 and batch.shown is not None and batch.masks is not None:
+        known = batch.shown != NOTHING_SHOWN
+        shown = torch.where(known, batch.shown, batch.actions)
+        imitated, slopes = margin_loss(q, shown, batch.masks, batch.weights * known, margin)
         expert = float(imitated)
         by_q.add_(slopes, alpha=margin_weight)
     by_heads = dueling_slope(by_q)

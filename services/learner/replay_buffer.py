@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 NO_ROW: Final = -1
 ANY_ACTION: Final = 255
-_BESIDE: Final = ("masks", "demonstrated", "exhausted", "followers")
+NOTHING_SHOWN: Final = 255
+_BESIDE: Final = ("masks", "shown", "exhausted", "followers")
 """Columns of the buffer that are no columns of :class:`Rows`."""
 
 
@@ -125,8 +126,8 @@ class ReplayBuffer:
         self.sequences = np.zeros(capacity, np.int64)
         self.masks = np.full(capacity, ANY_ACTION, np.uint8)
         """Allowed actions in ``states``; every bit where whoever inserted the row did not say."""
-        self.demonstrated = np.zeros(capacity, np.bool_)
-        """The row's action is one to imitate."""
+        self.shown = np.full(capacity, NOTHING_SHOWN, np.uint8)
+        """The action to imitate in the row's state, whichever was executed; ``NOTHING_SHOWN`` for none."""
         self.exhausted = np.zeros(capacity, np.bool_)
         """Memory was exhausted in the row's step (``risk.exhausted``)."""
         self.followers = np.full(capacity, NO_ROW, np.int64)
@@ -150,13 +151,13 @@ class ReplayBuffer:
         previous: NDArray[np.int64],
         *,
         masks: NDArray[np.uint8] | None = None,
-        demonstrated: NDArray[np.bool_] | None = None,
+        shown: NDArray[np.uint8] | None = None,
         exhausted: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.int64]:
         """Append n rows and give their serials [n].
 
         ``previous`` [n] is the serial of the row that each follows, NO_ROW for none; one already overwritten
-        is ignored. ``masks`` uint8 [n], ``demonstrated`` and ``exhausted`` bool [n] are for imitation and the risk
+        is ignored. ``masks`` and ``shown`` uint8 [n] and ``exhausted`` bool [n] are for imitation and the risk
         head. New rows get the greatest priority seen, so that each is learned from soon. ValueError when
         the columns are not of one length or more than the capacity.
         """
@@ -171,7 +172,7 @@ class ReplayBuffer:
             for name in Rows.__struct_fields__:
                 getattr(self, name)[start : start + part] = getattr(rows, name)[done : done + part]
             self.masks[start : start + part] = ANY_ACTION if masks is None else masks[done : done + part]
-            self.demonstrated[start : start + part] = demonstrated is not None and demonstrated[done : done + part]
+            self.shown[start : start + part] = NOTHING_SHOWN if shown is None else shown[done : done + part]
             self.exhausted[start : start + part] = exhausted is not None and exhausted[done : done + part]
             self.followers[start : start + part] = NO_ROW
             self.tree.set_range(start, start + part, self.max_priority)

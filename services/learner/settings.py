@@ -44,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hidden: tuple[Positive, ...] = (128, 128)
     """Sizes of the hidden layers."""
     margin: Annotated[float, msgspec.Meta(ge=0.0)] = 0.1
-    """Imitation: by how much a demonstrated action's Q must beat every other allowed one's, in units of reward."""
+    """Imitation: by how much a shown action's Q must beat every other allowed one's, in units of reward."""
     margin_weight: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     """Weight of the imitation loss beside the TD loss; 0: none. From the stream nothing is imitated: only training
     on emulated fleets knows a demonstration from an accident."""

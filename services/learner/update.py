@@ -55,7 +55,7 @@ def update(
         targets=torch.from_numpy(targets(agent, replay, chain[: settings.n_step], settings, encode)),
         weights=torch.from_numpy(sample.weights[order]),
         masks=torch.from_numpy(replay.masks[places]) if imitating else None,
-        demonstrated=torch.from_numpy(replay.demonstrated[places].astype(np.float32)) if imitating else None,
+        shown=torch.from_numpy(replay.shown[places].astype(np.int64)) if imitating else None,
         exhausted=torch.from_numpy(risk_labels(replay, chain[: settings.risk_steps])) if with_risk else None,
     )
     made = []

@@ -11,7 +11,7 @@ from loadgen.engine.fleet import Fleet
 from loadgen.engine.report import summary
 from loadgen.engine.specs import FleetConfig
 from loadgen.joint import JointFleet
-from loadgen.policies import policy_named
+from loadgen.policies import TIDEGATE, policy_named
 from loadgen.replay import replay
 from loadgen.requests import RequestTable
 from loadgen.workload import builtin
@@ -23,9 +23,9 @@ from services.featurizer.tracker import TrackerSettings
 DURATION_S = 60.0
 SHORT = Controls(tracker=TrackerSettings(window_steps=5))
 CONFIGS = (
-    FleetConfig(cards=2),
-    FleetConfig(card="H200-141G", workers_per_card=3, host_bytes_per_card=20e9),
-    FleetConfig(card="A100-80G", model="Llama-3.1-70B-4bit", workers_per_card=1),
+    FleetConfig(cards=2, mode=TIDEGATE),
+    FleetConfig(card="H200-141G", workers_per_card=3, host_bytes_per_card=20e9, mode=TIDEGATE),
+    FleetConfig(card="A100-80G", model="Llama-3.1-70B-4bit", workers_per_card=1, mode=TIDEGATE),
 )
 
 

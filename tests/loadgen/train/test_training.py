@@ -18,6 +18,7 @@ from services import cli as services_cli
 from services import qweights
 from services.errors import UserError
 from services.learner.agent import tensors_of
+from services.learner.replay_buffer import NOTHING_SHOWN
 from tests.loadgen.train.scene import Scene, settings
 
 
@@ -62,12 +63,22 @@ def test_it_is_validated_on_the_way_and_the_best_network_is_kept(ran: tuple[Trai
     assert sum("(written)" in line for line in told) >= 1
 
 
-def test_demonstrations_come_first_and_never_run_out(ran: tuple[Training, list[str]]) -> None:
+def test_the_heuristic_acts_first_and_goes_on_on_some_cards(ran: tuple[Training, list[str]]) -> None:
     one, _ = ran
-    shown = one.replay.demonstrated[: one.replay.size]
-    assert shown[: one.settings.demonstrations].all()
-    later = shown[one.settings.demonstrations + 8 :]
-    assert 0.3 < later.mean() < 0.7, "one of every fleet's two cards is the heuristic's"
+    replay = one.replay
+    own = replay.probabilities[: replay.size] < 1
+    assert not own[: one.settings.demonstrations].any()
+    assert (replay.shown == replay.actions)[: one.settings.demonstrations].all()
+    later = own[one.settings.demonstrations + 8 :]
+    assert 0.2 < later.mean() < 0.7, "one of every fleet's two cards is the heuristic's"
+
+
+def test_what_the_heuristic_would_do_is_shown_in_every_state(ran: tuple[Training, list[str]]) -> None:
+    replay = ran[0].replay
+    shown = replay.shown[: replay.size]
+    assert (shown != NOTHING_SHOWN).all()
+    assert (replay.masks[: replay.size] >> shown & 1).all(), "and it is allowed"
+    assert (shown != replay.actions[: replay.size]).any(), "also where something else was done"
 
 
 def test_rows_are_linked_and_behaviour_is_told(ran: tuple[Training, list[str]]) -> None:
@@ -75,9 +86,7 @@ def test_rows_are_linked_and_behaviour_is_told(ran: tuple[Training, list[str]]) 
     chain = replay.chain(np.arange(8), 3)
     assert (chain >= 0).all(), "an episode goes on"
     np.testing.assert_array_equal(replay.states[chain[1]], replay.next_states[chain[0]])
-    acted = ~replay.demonstrated[: replay.size]
-    assert (replay.probabilities[: replay.size][acted] < 1).any()
-    assert (replay.probabilities[: replay.size][~acted] == 1).all()
+    assert (replay.probabilities[: replay.size] < 1).any()
     assert (replay.masks[: replay.size] >> replay.actions[: replay.size] & 1).all(), "nothing forbidden was done"
 
 

@@ -8,6 +8,7 @@ from schemas.features import INPUT_COUNT
 from services.errors import PolicyError
 from services.learner import dqn
 from services.learner.agent import Agent, layout, make_agent, restore_agent, tensors_of
+from services.learner.replay_buffer import NOTHING_SHOWN
 
 
 def one(*values: float) -> np.ndarray:
@@ -137,8 +138,7 @@ def test_the_margin_loss_lifts_the_demonstrated_action_and_lowers_its_best_rival
 
 def test_the_margin_loss_teaches_what_the_returns_do_not() -> None:
     agent = make_agent((8,), 1e-2, seed=5)
-    shown = batch(0.0, masks=torch.full((2,), 31, dtype=torch.uint8), demonstrated=torch.ones(2))
-    shown = dqn.Batch(**{n: getattr(shown, n) for n in shown.__struct_fields__} | {"actions": torch.tensor([3, 3])})
+    shown = batch(0.0, masks=torch.full((2,), 31, dtype=torch.uint8), shown=torch.tensor([3, 3]))
     for _ in range(80):
         made = dqn.gradient_step(agent, shown, tau=0.01, clip_norm=10.0, margin=0.5, margin_weight=1.0)
     assert agent.online(shown.inputs).argmax(dim=1).tolist() == [3, 3], "every action returns the same, one is shown"
@@ -181,15 +181,16 @@ def by_autograd(agent: Agent, batch: dqn.Batch, margin: float, margin_weight: fl
     rows = torch.arange(len(batch.actions))
     q = agent.online(batch.inputs)
     huber = torch.nn.functional.huber_loss(q[rows, batch.actions], batch.targets, reduction="none")
-    rivals = q + margin * (torch.arange(5) != batch.actions.unsqueeze(1))
+    shown = torch.where(batch.shown == NOTHING_SHOWN, batch.actions, batch.shown)
+    rivals = q + margin * (torch.arange(5) != shown.unsqueeze(1))
     forbidden = torch.tensor([[not mask >> action & 1 for action in range(5)] for mask in batch.masks.tolist()])
-    gap = rivals.masked_fill(forbidden, -torch.inf).amax(dim=1) - q[rows, batch.actions]
+    gap = rivals.masked_fill(forbidden, -torch.inf).amax(dim=1) - q[rows, shown]
     logits = agent.online.risk_logits(batch.inputs)[rows, batch.actions]
     known = ~batch.exhausted.isnan()
     bce = torch.nn.functional.binary_cross_entropy_with_logits(
         logits[known], batch.exhausted[known], reduction="none", weight=batch.weights[known]
     )
-    loss = (batch.weights * (huber + margin_weight * batch.demonstrated * gap)).mean() + bce.mean()
+    loss = (batch.weights * (huber + margin_weight * (batch.shown != NOTHING_SHOWN) * gap)).mean() + bce.mean()
     named = dict(agent.online.named_parameters())
     found = torch.autograd.grad(loss, [named[name] for name in layout(agent.online)])
     return loss.item(), torch.cat([one.reshape(-1) for one in found])
@@ -205,12 +206,17 @@ def test_loss_and_gradient_are_those_of_the_equations() -> None:
         targets=torch.randn(rows, generator=generator) * 3,
         weights=torch.rand(rows, generator=generator),
         masks=torch.randint(0, 32, (rows,), generator=generator, dtype=torch.uint8),
-        demonstrated=torch.randint(0, 2, (rows,), generator=generator).float(),
+        shown=torch.where(
+            torch.rand(rows, generator=generator) < 0.5,
+            NOTHING_SHOWN,
+            torch.randint(0, 5, (rows,), generator=generator),
+        ),
         exhausted=torch.where(
             torch.rand(rows, generator=generator) < 0.3, torch.nan, torch.rand(rows, generator=generator).round()
         ),
     )
-    allowed = some.masks | (1 << some.actions).to(torch.uint8)  # what was done was allowed
+    # What was done and what was shown was allowed.
+    allowed = some.masks | (1 << some.actions).to(torch.uint8) | (1 << some.shown.clamp(max=7)).to(torch.uint8)
     some = dqn.Batch(*(allowed if n == "masks" else getattr(some, n) for n in some.__struct_fields__))
     loss, gradient = by_autograd(agent, some, 0.3, 0.7)
     made = dqn.gradient_step(agent, some, tau=0.01, clip_norm=1e9, margin=0.3, margin_weight=0.7)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.learner.replay_buffer import ANY_ACTION, NO_ROW, ReplayBuffer, Rows, SumTree
+from services.learner.replay_buffer import ANY_ACTION, NO_ROW, NOTHING_SHOWN, ReplayBuffer, Rows, SumTree
 
 
 def rows(count: int, start: int = 0) -> Rows:
@@ -136,23 +136,23 @@ def test_contents_survive_a_restore() -> None:
 
 def test_masks_and_demonstrations_travel_with_their_rows() -> None:
     buffer = ReplayBuffer(4, 1)
-    buffer.insert(rows(3), nobody(3), masks=np.array([1, 3, 7], np.uint8), demonstrated=np.array([True, False, True]))
+    buffer.insert(rows(3), nobody(3), masks=np.array([1, 3, 7], np.uint8), shown=np.array([1, 255, 0], np.uint8))
     buffer.insert(rows(2, 3), nobody(2))  # closes the ring: row 0 is overwritten
     assert buffer.masks.tolist() == [ANY_ACTION, 3, 7, ANY_ACTION], "nobody said what was allowed"
-    assert buffer.demonstrated.tolist() == [False, False, True, False]
+    assert buffer.shown.tolist() == [NOTHING_SHOWN, NOTHING_SHOWN, 0, NOTHING_SHOWN]
     other = ReplayBuffer(4, 1)
     other.restore(buffer.contents(), buffer.written, buffer.max_priority)
     assert (other.masks == buffer.masks).all()
-    assert (other.demonstrated == buffer.demonstrated).all()
+    assert (other.shown == buffer.shown).all()
 
 
 def test_contents_from_before_demonstrations_can_be_restored() -> None:
     buffer = ReplayBuffer(4, 1)
     buffer.insert(rows(3), nobody(3))
-    old = {name: array for name, array in buffer.contents().items() if name not in ("masks", "demonstrated")}
+    old = {name: array for name, array in buffer.contents().items() if name not in ("masks", "shown")}
     other = ReplayBuffer(4, 1)
     other.restore(old, 3, 1.0)
-    assert not other.demonstrated.any()
+    assert (other.shown == NOTHING_SHOWN).all()
 
 
 @given(st.lists(st.floats(0.001, 100.0), min_size=1, max_size=60), st.integers(0, 2**32 - 1))
