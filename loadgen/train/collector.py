@@ -26,11 +26,12 @@ from services.learner.settings import Settings as Learner
 
 
 class Chosen(NamedTuple):
-    """Actions int [n], the probability float [n] of each under who chose it, and int [n] what the heuristic would do."""
+    """Actions int [n], the probability float [n] of each under who chose it, and what the heuristic would do."""
 
     actions: NDArray[np.integer]
     probabilities: NDArray[np.float64]
     shown: NDArray[np.integer]
+    """int [n]."""
 
 
 Choose = Callable[[Seen, NDArray[np.float32], NDArray[np.bool_]], Chosen]
