@@ -129,6 +129,17 @@ def _parser() -> argparse.ArgumentParser:
     gradient = bench.add_parser("gradient", help="gradient steps per second beside Stable-Baselines3's DQN")
     gradient.add_argument("--json", type=Path, metavar="FILE")
     gradient.set_defaults(command=_bench_gradient)
+    headroom = bench.add_parser(
+        "headroom", help="what the slow control could gain at all: the heuristic with foresight"
+    )
+    headroom.add_argument("--admission", default="deadline_cap_shed", metavar="NAME", help="(default %(default)s)")
+    headroom.add_argument("--seconds", type=float, default=240.0, help="simulated of each fleet (default %(default)g)")
+    headroom.add_argument("--horizon", type=int, default=45, metavar="STEPS", help="seen ahead (default %(default)s)")
+    headroom.add_argument("--every", type=int, default=4, metavar="STEPS", help="between looks (default %(default)s)")
+    headroom.add_argument("--fleets", nargs="+", default=[], metavar="NAME", help="held-out ones (default: all)")
+    headroom.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default %(default)s)")
+    headroom.add_argument("--json", type=Path, metavar="FILE")
+    headroom.set_defaults(command=_bench_headroom)
     return parser
 
 
@@ -246,6 +257,25 @@ def _bench_gradient(namespace: argparse.Namespace) -> None:
 
     check_file("--json", namespace.json)
     _report(gradient.bench_gradient(), namespace.json)
+
+
+def _bench_headroom(namespace: argparse.Namespace) -> None:
+    import msgspec
+
+    from loadgen.bench import headroom
+    from loadgen.outputs import check_file
+    from loadgen.policies import ADMISSIONS
+
+    check_file("--json", namespace.json)
+    if namespace.admission not in ADMISSIONS:
+        raise UserError(f"--admission: found {namespace.admission!r}, expected one of {', '.join(ADMISSIONS)}")
+    if min(namespace.seconds, namespace.horizon, namespace.every, namespace.jobs) <= 0:
+        raise UserError("--seconds, --horizon, --every, --jobs: expected more than 0")
+    found = headroom.bench_headroom(
+        admission=namespace.admission, seconds=namespace.seconds, horizon_steps=namespace.horizon,
+        every_steps=namespace.every, names=namespace.fleets, jobs=namespace.jobs, tell=print,
+    )  # fmt: skip
+    _report(msgspec.to_builtins(found), namespace.json)
 
 
 def _report(result: dict[str, Any], path: Path | None) -> None:

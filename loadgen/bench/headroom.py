@@ -30,6 +30,7 @@ from schemas.identity import STEP_S
 from services.decision import heuristic
 from services.decision.heuristic import HeuristicSettings
 from services.decision.shield import ALLOWED
+from services.errors import UserError
 
 SEED: Final = 4_000_001
 """Of no training, search or examination."""
@@ -73,7 +74,11 @@ def bench_headroom(
     *, admission: str = "deadline_cap_shed", seconds: float = 300.0, horizon_steps: int = 15, every_steps: int = 2,
     names: Sequence[str] = (), jobs: int = 2, tell: Callable[[str], None] = lambda line: None,
 ) -> Report:  # fmt: skip
-    """Measure it on the held-out configurations (``names``: only those). A minute or so of CPU each."""
+    """Measure it on the held-out configurations (``names``: only those), a minute or so of CPU each; UserError for an
+    unknown one."""
+    known = [one.name for one in held_out_configurations()]
+    if unknown := sorted(set(names) - set(known)):
+        raise UserError(f"fleets {', '.join(unknown)}: expected some of {', '.join(known)}")
     tasks = [
         Task(configuration=one, admission=admission, seconds=seconds, horizon_steps=horizon_steps,
              every_steps=every_steps)
