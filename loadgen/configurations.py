@@ -81,21 +81,13 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     regime: str = "mixed"
     """Why it is there: unlike tenants, small host pool, slow link, overload, light, ..."""
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Workload kind of each worker of a card."""
-        return tuple(tenant.kind for tenant in self.tenants)
 
-
-def fleet_of(
-    card: str, tenants: tuple[Tenant, ...], host_share: float, link_bytes_per_s: float, cards: int = 1
-) -> FleetConfig:
-    """The fleet of these tenants with honest costs: sessions end silently, transfers fail."""
+def fleet_of(card: str, tenants: tuple[Tenant, ...], host_share: float, link_bytes_per_s: float) -> FleetConfig:
+    """One card with these tenants and honest costs: sessions end silently, transfers fail."""
     return FleetConfig(
         card=card,
         model=tuple(tenant.model for tenant in tenants),
         workers_per_card=len(tenants),
-        cards=cards,
         shares=tuple(tenant.share for tenant in tenants),
         host_bytes_per_card=host_share * CARDS[card].hbm_bytes,
         link_bytes_per_s=link_bytes_per_s,
@@ -104,7 +96,7 @@ def fleet_of(
     )
 
 
-def can_serve(fleet: FleetConfig, place: int, tenant: Tenant) -> bool:
+def can_serve(fleet: FleetConfig, tenant: Tenant) -> bool:
     """Whether a small batch keeps its class's time per token and a mean prompt its first token's while all of the
     card's workers compute: an operator would not have put a tenant where that is ruled out."""
     figures = FIGURES[tenant.kind]
@@ -122,6 +114,11 @@ def q0_tokens(fleet: FleetConfig, place: int) -> float:
     """Tokens of KV in the Q0 of a card's worker ``place``."""
     model = fleet.model_specs()[place]
     return fleet.kv_capacity_bytes() * fleet.worker_shares()[place] / model.kv_bytes_per_token
+
+
+def longest_tokens(fleet: FleetConfig, place: int) -> int:
+    """Tokens of the longest context that a card's worker ``place`` takes: its ``max_model_len``."""
+    return int(min(fleet.model_specs()[place].context_tokens, q0_tokens(fleet, place)))
 
 
 _8B, _14B, _70B = "Llama-3.1-8B", "Qwen2.5-14B", "Llama-3.1-70B-4bit"
@@ -211,7 +208,7 @@ def _drawn(name: str, rng: np.random.Generator) -> Configuration:
         tenants = tuple(_tenant(*one) for one in zip(models, kinds, shares.tolist(), strict=True))
         host, link = _apart(*HOST_SHARES, hosts, rng), _apart(*LINKS_BYTES_PER_S, links, rng)
         fleet = fleet_of(card, tenants, host, link)
-        if not all(can_serve(fleet, place, tenant) for place, tenant in enumerate(tenants)):
+        if not all(can_serve(fleet, tenant) for tenant in tenants):
             continue
         shape = Shape(
             swing=float(rng.choice([0.0, rng.uniform(0.1, 0.6)])),

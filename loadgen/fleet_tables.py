@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.configurations import CONTEXTS_LEAST, Configuration, Shape, Tenant, q0_tokens
+from loadgen.configurations import CONTEXTS_LEAST, Configuration, Shape, Tenant, longest_tokens, q0_tokens
 from loadgen.engine.calibration import coefficients
 from loadgen.engine.specs import FleetConfig
 from loadgen.requests import F8, I8, RequestTable, default_max_tokens
@@ -103,8 +103,8 @@ def _table(configuration: Configuration, place: int, seed: int, duration_s: floa
         for rows, following in turns(table):
             begin_s[following] = begin_s[rows]
         table = _shifted(table, stretches[(begin_s / shape.stretch_s).astype(np.int64)])
-    longest = int(min(fleet.model_specs()[place].context_tokens, q0_tokens(fleet, place)))
-    return dataclasses.replace(workload, requests=table).within_context(longest).in_order().requests
+    whole = dataclasses.replace(workload, requests=table)
+    return whole.within_context(longest_tokens(fleet, place)).in_order().requests
 
 
 def tables_for(configuration: Configuration, seed: int, duration_s: float, unit_factor: float) -> list[RequestTable]:

@@ -8,31 +8,20 @@ ones :func:`unit_factor` does a short search: two seeds, 200 s, to a twelfth, in
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from loadgen.configurations import (
-    Configuration,
-    Shape,
-    Tenant,
-    fleet_of,
-    held_out_configurations,
-    training_configurations,
-)
+from loadgen.configurations import Configuration, held_out_configurations, training_configurations
 from loadgen.fleet_tables import tables_at, tables_for
-from loadgen.load import REFERENCE_POLICY, TARGET_SHARE
+from loadgen.load import REFERENCE_POLICY, crossing
 from loadgen.policies import policy_named
 from loadgen.replay import replay
-from services.errors import UserError
 
 __all__ = [
     "Configuration",
-    "Shape",
-    "Tenant",
-    "fleet_of",
     "held_out_configurations",
     "search_unit_factor",
     "tables_at",
@@ -46,7 +35,6 @@ QUICK_SEEDS: Final = (1_000_001, 1_000_002)
 """Of no examination and no training."""
 QUICK_S: Final = 200.0
 QUICK_PRECISION: Final = 0.08
-_LOWEST, _HIGHEST = 1 / 64, 16.0
 
 
 def unit_factor(configuration: Configuration) -> float:
@@ -72,27 +60,7 @@ def search_unit_factor(
             offered += met / told.slo_token_share if told.slo_token_share > 0 else float(told.arrived > 0)
         return good / offered if offered else 1.0
 
-    return _crossing(share, configuration.name, precision)
-
-
-def _crossing(share: Callable[[float], float], name: str, precision: float) -> float:
-    low = high = 1.0
-    if share(1.0) >= TARGET_SHARE:
-        while share(high) >= TARGET_SHARE:
-            low, high = high, high * 1.5
-            if high > _HIGHEST:
-                raise UserError(f"{name}: serves even {_HIGHEST:g} times its nominal rate")
-    else:
-        while share(low) < TARGET_SHARE:
-            low, high = low / 1.5, low
-            if low < _LOWEST:
-                raise UserError(f"{name}: misses the SLO even at {_LOWEST:g} of its nominal rate")
-    while high / low > 1 + precision:
-        middle = (low * high) ** 0.5
-        if share(middle) >= TARGET_SHARE:
-            low = middle
-        else:
-            high = middle
+    low, high = crossing(share, configuration.name, stride=1.5, highest=16.0, precision=precision)
     return float((low * high) ** 0.5)
 
 

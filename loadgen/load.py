@@ -5,6 +5,7 @@ A load is only comparable between cards, models and traces when it is measured i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -18,8 +19,7 @@ from services.errors import UserError
 
 TARGET_SHARE: Final = 0.85
 REFERENCE_POLICY: Final = "vllm_offload"
-_LOWEST, _HIGHEST = 1 / 64, 256.0
-_RELATIVE_PRECISION: Final = 0.01
+_LOWEST: Final = 1 / 64
 
 
 class UnitLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,39 @@ class UnitLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     factor: float
     share: float
-    evaluations: int
+
+
+def crossing(
+    share: Callable[[float], float], name: str, *, stride: float, highest: float, precision: float
+) -> tuple[float, float]:
+    """(low, high), at most 1 + ``precision`` apart: at ``low`` times the rate the ``share`` of tokens within the SLO
+    is the target's or more, at ``high`` times less.
+
+    The share falls with load up to noise, so bisection on a bracket, found from 1 in strides, is enough. UserError
+    when even ``highest`` leaves the cards unpressed or even 1/64 overloads them.
+    """
+    low = high = 1.0
+    if share(1.0) >= TARGET_SHARE:
+        while True:
+            low, high = high, high * stride
+            if high > highest:
+                raise UserError(f"{name}: serves even {highest:g} times its rate")
+            if share(high) < TARGET_SHARE:
+                break
+    else:
+        while True:
+            low, high = low / stride, low
+            if low < _LOWEST:
+                raise UserError(f"{name}: misses the SLO even at {_LOWEST:g} of its rate: its requests are too heavy")
+            if share(low) >= TARGET_SHARE:
+                break
+    while high / low > 1 + precision:
+        middle = (low * high) ** 0.5
+        if share(middle) >= TARGET_SHARE:
+            low = middle
+        else:
+            high = middle
+    return low, high
 
 
 def tables_at(workload: Workload, factor: float, workers: int, duration_s: float, seed: int) -> list[RequestTable]:
@@ -36,40 +68,14 @@ def tables_at(workload: Workload, factor: float, workers: int, duration_s: float
 
 
 def find_unit_load(config: FleetConfig, workload: Workload, duration_s: float, seed: int) -> UnitLoad:
-    """Bisect the rate factor on the whole replay.
-
-    The share falls with load up to noise, so bisection on a bracket is enough. UserError when even the highest
-    factor leaves the cards unpressed or even the lowest overloads them.
-    """
+    """Search the rate factor on whole replays, to 1 %. UserError as of :func:`crossing`."""
     workers = config.cards * config.workers_per_card
     reference = policy_named(REFERENCE_POLICY)
-    evaluations = 0
 
     def share(factor: float) -> float:
-        nonlocal evaluations
-        evaluations += 1
         run = replay(config, tables_at(workload, factor, workers, duration_s, seed), reference, duration_s)
         return run.summary.slo_token_share
 
-    low = high = 1.0
-    at_low = share(low)
-    if at_low >= TARGET_SHARE:
-        while share(high) >= TARGET_SHARE:
-            low, high = high, high * 2
-            if high > _HIGHEST:
-                raise UserError(f"{workload.name}: {config.cards} cards serve even {_HIGHEST:g} times its rate")
-    else:
-        while (at_low := share(low)) < TARGET_SHARE:
-            low, high = low / 2, low
-            if low < _LOWEST:
-                raise UserError(
-                    f"{workload.name}: at {_LOWEST:g} of its rate the reference still meets the SLO for only "
-                    f"{100 * at_low:.0f} % of tokens: its requests are too heavy for {config.cards} x {config.card}"
-                )
-    while high / low > 1 + _RELATIVE_PRECISION:
-        middle = (low * high) ** 0.5
-        if share(middle) >= TARGET_SHARE:
-            low = middle
-        else:
-            high = middle
-    return UnitLoad(factor=low, share=share(low), evaluations=evaluations)
+    name = f"{workload.name} on {config.cards} x {config.card}"
+    low, _ = crossing(share, name, stride=2.0, highest=256.0, precision=0.01)
+    return UnitLoad(factor=low, share=share(low))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
+
 from services.errors import UserError
 
 
@@ -30,6 +32,11 @@ def check_new_folder(option: str, path: Path | None) -> None:
             raise UserError(f"{option}: folder {path.absolute()} is not empty: what lies there would mix with the run")
     elif path.exists():
         raise UserError(f"{option}: found the file {path.absolute()}, expected a folder")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Indented JSON of structs and what they hold, as :func:`write_atomically`."""
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(value), indent=1).decode())
 
 
 def write_atomically(path: Path, text: str) -> None:

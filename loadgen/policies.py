@@ -24,9 +24,6 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     mode: EngineMode
     control: Control = "hold"
     rho: float = 1.0
-    meaning: str = ""
-    admission: str = "fcfs"
-    """A name that :func:`admission_named` knows."""
 
 
 class Admission(TypedDict):
@@ -58,19 +55,15 @@ def tidegate_mode(admission: str) -> EngineMode:
 
 
 def with_admission(spec: PolicySpec, admission: str) -> PolicySpec:
-    """The same policy on engines that admit so; its name stays, ``admission`` tells them apart."""
-    mode = msgspec.structs.replace(spec.mode, **admission_named(admission))
-    return msgspec.structs.replace(spec, mode=mode, admission=admission)
+    """The same policy, by the same name, on engines that admit so."""
+    return msgspec.structs.replace(spec, mode=msgspec.structs.replace(spec.mode, **admission_named(admission)))
 
 
 def policy_named(name: str) -> PolicySpec:
     """The policy of a DESIGN name; ValueError for an unknown one."""
     kind, _, value = name.partition(":")
     if kind == "fixed" and value:
-        return PolicySpec(
-            name=name, mode=TIDEGATE, control="fixed", rho=float(value),
-            meaning=f"reserves expected output against {value} x Q0, never acts",
-        )  # fmt: skip
+        return PolicySpec(name=name, mode=TIDEGATE, control="fixed", rho=float(value))
     if name not in _NAMED:
         raise ValueError(f"policy {name!r}: expected fixed:RHO or one of {', '.join(_NAMED)}")
     return _NAMED[name]
@@ -79,23 +72,16 @@ def policy_named(name: str) -> PolicySpec:
 _NAMED: Final = {
     spec.name: spec
     for spec in (
-        PolicySpec(
-            name="static",
-            mode=EngineMode(air_bag_bytes=AIR_BAG_BYTES),
-            meaning="article 1's air-bag: reserves max_tokens against Q0 less 20 GB a card",
-        ),
-        PolicySpec(name="rho_1.0", mode=EngineMode(), meaning="reserves max_tokens against Q0"),
-        PolicySpec(
-            name="vllm_recompute",
-            mode=EngineMode(admission="physical"),
-            meaning="admits what fits now, preempts and recomputes",
-        ),
-        PolicySpec(
-            name="vllm_offload",
-            mode=EngineMode(admission="physical", offload=True),
-            meaning="the same with finished turns copied to host memory",
-        ),
-        PolicySpec(name="heuristic", mode=TIDEGATE, control="heuristic", meaning="Tidegate's rules every 2 s"),
-        PolicySpec(name="dqn", mode=TIDEGATE, control="dqn", meaning="Tidegate's network every 2 s"),
+        PolicySpec(name="static", mode=EngineMode(air_bag_bytes=AIR_BAG_BYTES)),
+        PolicySpec(name="rho_1.0", mode=EngineMode()),
+        PolicySpec(name="vllm_recompute", mode=EngineMode(admission="physical")),
+        PolicySpec(name="vllm_offload", mode=EngineMode(admission="physical", offload=True)),
+        PolicySpec(name="heuristic", mode=TIDEGATE, control="heuristic"),
+        PolicySpec(name="dqn", mode=TIDEGATE, control="dqn"),
     )
 }
+"""static          article 1's air-bag: reserves max_tokens against Q0 less 20 GB a card
+rho_1.0         reserves max_tokens against Q0
+vllm_recompute  admits what fits now, preempts and recomputes
+vllm_offload    the same with finished turns copied to host memory
+heuristic, dqn  Tidegate's engine; its rules, or its network, every 2 s"""

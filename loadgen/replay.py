@@ -51,7 +51,8 @@ def chooser(spec: PolicySpec, controls: Controls, weights: qweights.Weights | No
         return lambda features, mask: heuristic.choose(features, mask, controls.heuristic)
     if weights is None:
         raise ValueError(f"policy {spec.name!r} needs weights")
-    return lambda features, mask: np.where(ALLOWED[mask], qweights.q_values(weights, features), -np.inf).argmax(1)
+    veto = qweights.veto_of(weights)
+    return lambda features, mask: qweights.best(qweights.values(weights, features), ALLOWED[mask], veto)
 
 
 def replay(

@@ -1,6 +1,6 @@
 """One worker's requests as a structure of arrays: what the emulated engine replays.
 
-Pure: NumPy and the service classes, nothing else. ``loadgen.workload`` makes these tables and
+Pure: NumPy, the service classes and endings, nothing else. ``loadgen.workload`` makes these tables and
 ``loadgen.engine`` consumes them, so this module belongs to neither.
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
+from schemas.endings import Ending
 
 F8 = npt.NDArray[np.float64]
 I8 = npt.NDArray[np.int64]
@@ -37,6 +38,11 @@ _DTYPES: Final[dict[str, npt.DTypeLike]] = {
     "next_turn": np.int64,
     "think_s": np.float64,
 }
+_OPTIONAL: Final[dict[str, tuple[npt.DTypeLike, float | int]]] = {
+    "expected_think_s": (np.float64, np.nan),
+    "ending": (np.uint8, int(Ending.UNKNOWN)),
+}
+"""Type of each column that a table may lack, and what stands in it where only other tables have it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,6 +76,8 @@ class RequestTable:
     expected_think_s: F8 | None = None
     """float64, seconds, >= 0: what an estimator says of it when this turn has ended; inf = the session has ended, NaN
     = nothing. None: nothing of any."""
+    ending: U1 | None = None
+    """uint8, a ``schemas.endings.Ending``: how this turn's answer ended, known when it does. None: UNKNOWN of all."""
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -106,11 +114,14 @@ class RequestTable:
         _all("service_class", self.service_class, self.service_class < len(ServiceClass), "a ServiceClass")
         _all("session", self.session, self.session >= 0, ">= 0")
         _all("think_s", self.think_s, np.isfinite(self.think_s) & (self.think_s >= 0), "finite and >= 0")
-        if self.expected_think_s is not None:
-            expected = self.expected_think_s
-            if expected.dtype != np.dtype(np.float64) or expected.shape != (n,):
-                raise ValueError(f"expected_think_s: {expected.dtype} {expected.shape}, expected float64 {(n,)}")
+        for name, (dtype, _) in _OPTIONAL.items():
+            told = getattr(self, name)
+            if told is not None and (told.dtype != np.dtype(dtype) or told.shape != (n,)):
+                raise ValueError(f"{name}: {told.dtype} {told.shape}, expected {np.dtype(dtype)} {(n,)}")
+        if (expected := self.expected_think_s) is not None:
             _all("expected_think_s", expected, np.isnan(expected) | (expected >= 0), ">= 0 or NaN")
+        if self.ending is not None:
+            _all("ending", self.ending, self.ending < len(Ending), "an Ending")
         linked = self.next_turn != NO_TURN
         turn_ok = ~linked | ((self.next_turn > rows) & (self.next_turn < n))
         _all("next_turn", self.next_turn, turn_ok, f"-1 or a later row below {n}")
@@ -144,8 +155,7 @@ class RequestTable:
         arrays = {name: getattr(self, name)[rows] for name in _DTYPES}
         arrays["next_turn"] = next_turn
         arrays["think_s"] = np.where(next_turn == NO_TURN, 0.0, arrays["think_s"])
-        if self.expected_think_s is not None:
-            arrays["expected_think_s"] = self.expected_think_s[rows]
+        arrays |= {name: getattr(self, name)[rows] for name in _OPTIONAL if getattr(self, name) is not None}
         table = RequestTable(**arrays)
         reached = np.zeros(len(rows), dtype=bool)
         reached[next_turn[next_turn != NO_TURN]] = True
@@ -174,9 +184,13 @@ def concatenated(tables: Sequence[RequestTable]) -> RequestTable:
         rows += len(table)
         sessions += int(table.session.max(initial=-1)) + 1
     joined = {name: np.concatenate(arrays) for name, arrays in parts.items()}
-    if any(table.expected_think_s is not None for table in tables):
-        told = [np.full(len(one), np.nan) if one.expected_think_s is None else one.expected_think_s for one in tables]
-        joined["expected_think_s"] = np.concatenate(told)
+    for name, (dtype, nothing) in _OPTIONAL.items():
+        told = [getattr(table, name) for table in tables]
+        if any(one is not None for one in told):
+            filled = [np.full(len(table), nothing, dtype) for table in tables]
+            joined[name] = np.concatenate(
+                [have if one is None else one for one, have in zip(told, filled, strict=True)]
+            )
     return RequestTable(**joined)
 
 

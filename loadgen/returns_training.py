@@ -17,11 +17,12 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.requests import F8, I8, NO_TURN, RequestTable
+from loadgen.requests import F8, I8, NO_TURN, U1, RequestTable
 from loadgen.traces.splits import SESSION_PARTS, SESSION_TRAIN, SESSION_VALIDATE
 from loadgen.workload import Workload
 from loadgen.workload.chains import nominal_call_s, start_times
 from schemas.classes import ServiceClass
+from schemas.endings import Ending
 from services.actuator.memory.return_rates import HORIZON_S
 from services.actuator.memory.returns import ReturnEstimator
 
@@ -49,6 +50,8 @@ class Waits:
     """float64, seconds to the next turn; inf when none follows."""
     end_s: float
     """The trace's end: who is away then may still come back."""
+    ending: U1 | None = None
+    """uint8, an Ending each: how the turn ended. None: the trace does not say."""
 
     def __len__(self) -> int:
         return len(self.at_s)
@@ -59,7 +62,12 @@ class Waits:
         return self.end_s - self.at_s
 
     def take(self, rows: I8) -> Waits:
-        return Waits(self.session[rows], self.kind[rows], self.at_s[rows], self.gap_s[rows], self.end_s)
+        ending = None if self.ending is None else self.ending[rows]
+        return Waits(self.session[rows], self.kind[rows], self.at_s[rows], self.gap_s[rows], self.end_s, ending)
+
+    def without_endings(self) -> Waits:
+        """The same where nobody says how a turn ended."""
+        return dataclasses.replace(self, ending=None)
 
 
 def waits_of(workload: Workload) -> Waits:
@@ -75,7 +83,7 @@ def waits_in(table: RequestTable, end_s: float) -> Waits:
     """The waits of a table whose turns begin before ``end_s``."""
     at_s = start_times(table) + nominal_call_s(table)
     gap_s = np.where(table.next_turn == NO_TURN, np.inf, table.think_s)
-    return Waits(table.session, table.service_class.astype(np.int64), at_s, gap_s, end_s)
+    return Waits(table.session, table.service_class.astype(np.int64), at_s, gap_s, end_s, table.ending)
 
 
 def teaching_sessions(workload: Workload) -> Workload:
@@ -106,6 +114,7 @@ def walk(
     when_s, key = when_s[here], key[here]
     order = np.lexsort((key, when_s))
     session, kind = waits.session.tolist(), waits.kind.tolist()
+    told_of = [Ending.UNKNOWN] * len(waits) if waits.ending is None else [Ending(one) for one in waits.ending.tolist()]
     due_s = when_s[order[0]] + advance_every_s if len(order) else np.inf
     for now_s, event in zip(when_s[order].tolist(), key[order].tolist(), strict=True):
         row, back = divmod(event, 2)
@@ -115,7 +124,7 @@ def walk(
         if back:
             estimator.returned(session[row], now_s)
             continue
-        estimator.finished(session[row], kind[row], now_s)
+        estimator.finished(session[row], kind[row], now_s, told_of[row])
         if ask is not None:
             ask(row)
     estimator.advance(until_s)
@@ -148,22 +157,31 @@ def told(estimator: ReturnEstimator, table: RequestTable, ended_chance: float = 
 
 
 def with_gaps_of(table: RequestTable, waits: Waits, rng: np.random.Generator) -> RequestTable:
-    """The table's sessions with the think times of a trace's: each session takes those of one drawn session, from a
-    drawn turn on, and begins again at its first turn when it runs out."""
+    """The table's sessions with the think times of a trace's and with how the turns before them ended: each session
+    takes those of one drawn session, from a drawn turn on, and begins again at its first turn when it runs out. Its
+    last turn ends as that session's last one did."""
     gaps: dict[int, list[float]] = {}
-    for session, gap_s in zip(waits.session.tolist(), waits.gap_s.tolist(), strict=True):
+    endings: dict[int, list[int]] = {}
+    last: dict[int, int] = {}
+    said = np.zeros(len(waits), dtype=np.uint8) if waits.ending is None else waits.ending
+    for session, gap_s, ending in zip(waits.session.tolist(), waits.gap_s.tolist(), said.tolist(), strict=True):
+        last[session] = ending
         if gap_s <= HORIZON_S:
             gaps.setdefault(session, []).append(gap_s)
-    kept = [np.array(one) for one in gaps.values() if len(one) > 1]
+            endings.setdefault(session, []).append(ending)
+    numbers = [session for session, one in gaps.items() if len(one) > 1]
+    kept = [np.array(gaps[session]) for session in numbers]
     weights = np.array([len(one) for one in kept], dtype=np.float64)
-    think_s = table.think_s.copy()
+    think_s, ended = table.think_s.copy(), np.zeros(len(table), dtype=np.uint8)
     for first in np.flatnonzero(table.is_first).tolist():
-        own = kept[int(rng.choice(len(kept), p=weights / weights.sum()))]
+        drawn = int(rng.choice(len(kept), p=weights / weights.sum()))
+        own, how = kept[drawn], endings[numbers[drawn]]
         turn, row = int(rng.integers(len(own))), first
         while table.next_turn[row] != NO_TURN:
-            think_s[row] = own[turn % len(own)]
+            think_s[row], ended[row] = own[turn % len(own)], how[turn % len(own)]
             turn, row = turn + 1, int(table.next_turn[row])
-    return dataclasses.replace(table, think_s=think_s)
+        ended[row] = last[numbers[drawn]]
+    return dataclasses.replace(table, think_s=think_s, ending=None if waits.ending is None else ended)
 
 
 def is_client_rates(path: Path) -> bool:

@@ -57,6 +57,11 @@ def parse_worker_id(text: str) -> WorkerName:
     return WorkerName(NodeId(parts[0]), int(parts[1]), parts[2])
 
 
+def card_of(worker: str) -> str:
+    """The part of a worker's id that names its card: ``n0/0``."""
+    return worker.rpartition("/")[0]
+
+
 def parse_action_id(text: str) -> tuple[WorkerId, Order]:
     """Worker and order of an action; ValueError says what was found."""
     worker, _, order = text.rpartition("@")

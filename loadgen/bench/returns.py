@@ -5,20 +5,22 @@ Twice: on *other sessions* (kinds are learned from the training sessions, the va
 their history). The estimator is asked as each wait begins what only the past tells: at idle ages from 0 to 10 min,
 will the session be back within 10 s, 1 min, 10 min, and has it ended? Beside it the class's own rates without
 history, and the class's median with the plainest law that has it (exponential, nobody ends). The oracle knows: its
-losses are 0.
+losses are 0. Where the trace says how turns ended, the same sessions are examined without that too, and in the other
+ways of ``Variant``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from loadgen.bench.returns_scores import Question, factor, questions
+from loadgen.bench.returns_examined import Examined, examined
+from loadgen.bench.returns_scores import Question
 from loadgen.returns_training import (
     Waits,
     client_waits,
@@ -30,12 +32,9 @@ from loadgen.returns_training import (
 )
 from loadgen.traces import read, session_split
 from loadgen.workload import Workload, builtin
-from services.actuator.memory import return_rates
-from services.actuator.memory.return_rates import HORIZON_S
+from schemas.endings import Ending
 from services.actuator.memory.returns import ReturnEstimator, ReturnSettings
 from services.errors import UserError
-
-F8 = NDArray[np.float64]
 
 BUILTIN_S: Final = 4 * 3600.0
 """Of the built-in agent workload: some 60 sessions to examine."""
@@ -43,24 +42,15 @@ CLIENT_DAYS: Final = 6.0
 CLIENT_RATE_PER_S: Final = 0.1
 
 
-class Examined(msgspec.Struct, frozen=True, kw_only=True):
-    """The estimator on one split. Gap errors are medians over returns, of |estimate - gap| in seconds and of the
-    factor between them (1.0 = exact)."""
+class Variant(msgspec.Struct, frozen=True):
+    """The other sessions examined in another way; tuples go with ``returns_scores.WINDOWS_S``. ``top_said`` and
+    ``top_true``: what was said in the surest tenth of the answers, and how often it came true."""
 
-    split: str
-    train_waits: int
-    validate_waits: int
-    validate_sessions: int
-    questions: tuple[Question, ...]
-    gap_error_s: float
-    gap_error_class_s: float
-    gap_factor: float
-    gap_factor_class: float
-    log_loss_without_hours: float | None = None
-    """Mean over the questions of those "back within"; beside ``log_loss_with_hours``."""
-    log_loss_with_hours: float | None = None
-    hour_factors: tuple[float, ...] = ()
-    """Of the class with the most waits, by hour of the day; empty where no hour shows an effect."""
+    name: str
+    log_loss: tuple[float, ...]
+    error: tuple[float, ...]
+    top_said: tuple[float, ...]
+    top_true: tuple[float, ...]
 
 
 class ReturnReport(Examined, frozen=True, kw_only=True):
@@ -68,6 +58,8 @@ class ReturnReport(Examined, frozen=True, kw_only=True):
 
     trace: str
     later: Examined | None = None
+    variants: tuple[Variant, ...] = ()
+    """Empty where nobody asked, or where the trace does not say how turns ended."""
 
 
 def bench_returns(trace: Path | None = None, *, seed: int = 1) -> ReturnReport:
@@ -81,12 +73,14 @@ def bench_returns(trace: Path | None = None, *, seed: int = 1) -> ReturnReport:
         return return_report(builtin("agent", BUILTIN_S, seed=seed))
     if is_client_rates(trace):
         return client_report(trace, seed=seed)
-    return return_report(trace)
+    return return_report(trace, variants=True)
 
 
-def return_report(trace: Path | str | Workload, settings: ReturnSettings | None = None) -> ReturnReport:
+def return_report(
+    trace: Path | str | Workload, settings: ReturnSettings | None = None, *, variants: bool = False
+) -> ReturnReport:
     """Examine on other sessions (number % 5: 0 to 2 teach, 3 is asked about) and on the later part of the time of
-    both. UserError when a part is empty or when nobody comes back."""
+    both; other sessions in all ``variants`` if wanted. UserError when a part is empty or when nobody comes back."""
     settings = settings or ReturnSettings()
     whole = trace if isinstance(trace, Workload) else read(trace)
     train, held = session_split(whole)
@@ -94,14 +88,57 @@ def return_report(trace: Path | str | Workload, settings: ReturnSettings | None 
         if not len(part):
             raise UserError(f"{whole.name}: found no {name} session, expected some")
     learned, asked = waits_of(train), waits_of(held)
-    seen = ReturnEstimator(settings)
-    walk(seen, learned)
-    others = seen.with_kinds_only(msgspec.structs.replace(settings, learn_kinds=False))
-    unseen = _examined(f"{whole.name}: validation", "other sessions", others, learned, asked, asked.at_s.min())
+    unseen = _of_others(whole.name, settings, learned, asked)
     return ReturnReport(
         trace=whole.name,
         later=later_report(whole.name, waits_of(teaching_sessions(whole)), settings),
+        variants=_variants(whole.name, settings, learned, asked, unseen) if variants else (),
         **{name: getattr(unseen, name) for name in Examined.__struct_fields__},
+    )
+
+
+def _of_others(
+    name: str, settings: ReturnSettings, learned: Waits, asked: Waits, *, asked_again: bool = True
+) -> Examined:
+    seen = ReturnEstimator(settings)
+    walk(seen, learned)
+    others = seen.with_kinds_only(msgspec.structs.replace(settings, learn_kinds=False))
+    from_s = float(asked.at_s.min())
+    return examined(f"{name}: validation", "other sessions", others, learned, asked, from_s, asked_again=asked_again)
+
+
+def _variants(
+    name: str, settings: ReturnSettings, learned: Waits, asked: Waits, whole: Examined
+) -> tuple[Variant, ...]:
+    if learned.ending is None or asked.ending is None:
+        return ()
+    bare, bare_asked = learned.without_endings(), asked.without_endings()
+    plain = msgspec.structs.replace(settings, quick_trust=1.0)
+    # Where some turns lack it, that can be telling too; but only of this recorder, so nothing else is told so.
+    own, own_asked = (
+        dataclasses.replace(waits, ending=np.where(told == Ending.UNKNOWN, Ending.CUT, told).astype(np.uint8))
+        for waits, told in ((learned, learned.ending), (asked, asked.ending))
+    )
+    return (
+        _variant("no endings, quick ones at their word", _of_others(name, plain, bare, bare_asked)),
+        _variant("no endings", _of_others(name, settings, bare, bare_asked)),
+        _variant("endings, quick ones at their word", _of_others(name, plain, learned, asked)),
+        _variant("endings", whole),
+        _variant(
+            "endings, asked at the turn's end only", _of_others(name, settings, learned, asked, asked_again=False)
+        ),
+        _variant("endings, an empty cell as one of them", _of_others(name, settings, own, own_asked)),
+    )
+
+
+def _variant(name: str, one: Examined) -> Variant:
+    asked = _back_within(one)
+    return Variant(
+        name,
+        tuple(question.log_loss for question in asked),
+        tuple(question.error for question in asked),
+        tuple(question.reliability.predicted[-1] for question in asked),
+        tuple(question.reliability.observed[-1] for question in asked),
     )
 
 
@@ -112,7 +149,7 @@ def later_report(name: str, waits: Waits, settings: ReturnSettings) -> Examined:
     walk(estimator, waits, until_s=cut_s)
     estimator.freeze_kinds()
     learned = dataclasses.replace(waits.take(np.flatnonzero(waits.at_s < cut_s)), end_s=cut_s)
-    return _examined(f"{name}: later", "later", estimator, learned, waits, cut_s)
+    return examined(f"{name}: later", "later", estimator, learned, waits, cut_s)
 
 
 def client_report(path: Path, seed: int = 1) -> ReturnReport:
@@ -125,53 +162,12 @@ def client_report(path: Path, seed: int = 1) -> ReturnReport:
     return ReturnReport(trace=path.name, **fields)
 
 
-def _mean_loss(examined: Examined) -> float:
-    return float(np.mean([one.log_loss for one in examined.questions if one.name.startswith("back within")]))
+def _back_within(one: Examined) -> list[Question]:
+    return [question for question in one.questions if question.name.startswith("back within")]
 
 
-def _examined(
-    what: str, split: str, estimator: ReturnEstimator, learned: Waits, waits: Waits, from_s: float
-) -> Examined:
-    """Walk the waits that begin at ``from_s`` or later and put the questions."""
-    medians = _medians(learned)
-    rows: list[int] = []
-    mine: list[F8] = []
-    kinds = {kind: estimator.kind_rates(kind) for kind in np.unique(waits.kind).tolist()}  # they are frozen
-
-    def ask(row: int) -> None:
-        rows.append(row)
-        mine.append(estimator.waiting_rates(int(waits.session[row])))
-
-    walk(estimator, waits, from_s=from_s, ask=ask)
-    here = np.array(rows, dtype=np.int64)
-    asked = waits.take(here)
-    back = (asked.gap_s <= HORIZON_S) & (asked.gap_s <= asked.watched_s)
-    if not back.any():
-        raise UserError(f"{what}: found no validation session with a second turn, expected some")
-    median_s = np.array([medians.get(kind, 60.0) for kind in asked.kind.tolist()])
-    rates = np.array(mine)
-    guess_s = return_rates.quantile(rates[back], np.zeros(int(back.sum())), 0.5)
-    busiest = int(np.bincount(asked.kind).argmax())
-    hours = estimator.hour_factors(busiest)
-    return Examined(
-        split=split,
-        train_waits=len(learned),
-        validate_waits=len(asked),
-        validate_sessions=len(np.unique(asked.session)),
-        questions=questions(asked, rates, np.array([kinds[kind] for kind in asked.kind.tolist()]), median_s),
-        gap_error_s=float(np.median(np.abs(guess_s - asked.gap_s[back]))),
-        gap_error_class_s=float(np.median(np.abs(median_s[back] - asked.gap_s[back]))),
-        gap_factor=factor(guess_s, asked.gap_s[back]),
-        gap_factor_class=factor(median_s[back], asked.gap_s[back]),
-        hour_factors=tuple(hours.tolist()) if (hours != 1.0).any() else (),
-    )
-
-
-def _medians(waits: Waits) -> dict[int, float]:
-    """Median gap by kind, of returns within the horizon and the trace."""
-    back = (waits.gap_s <= HORIZON_S) & (waits.gap_s <= waits.watched_s)
-    kinds = np.unique(waits.kind[back]).tolist()
-    return {kind: float(np.median(waits.gap_s[back & (waits.kind == kind)])) for kind in kinds}
+def _mean_loss(one: Examined) -> float:
+    return float(np.mean([question.log_loss for question in _back_within(one)]))
 
 
 def render(report: ReturnReport) -> list[str]:
@@ -179,7 +175,19 @@ def render(report: ReturnReport) -> list[str]:
     lines = [f"return times on {report.trace}"]
     for part in (report, report.later):
         lines += [] if part is None else _rendered(part)
+    if report.variants:
+        lines.append("other sessions, back within 10 / 60 / 600 s: log-loss, calibration error, the surest tenth")
+    for one in report.variants:
+        tops = zip(one.top_said, one.top_true, strict=True)
+        lines.append(
+            f"  {one.name:<38}{_slashed(one.log_loss)}   {_slashed(one.error)}   "
+            + "  ".join(f"{said:.2f}->{true:.2f}" for said, true in tops)
+        )
     return lines
+
+
+def _slashed(values: Sequence[float]) -> str:
+    return " / ".join(f"{value:.3f}" for value in values)
 
 
 def _rendered(part: Examined) -> list[str]:

@@ -47,21 +47,23 @@ class Question(msgspec.Struct, frozen=True):
     reliability: Reliability
 
 
-def questions(waits: Waits, rates: F8, kind_rates: F8, median_s: F8) -> tuple[Question, ...]:
+def questions(
+    waits: Waits, rates: F8, kind_rates: F8, median_s: F8, *, asked_again: bool = True
+) -> tuple[Question, ...]:
     """Put every question that can be put while the sessions are away and whose answer the trace is long enough to
-    tell. Rates float64 [n, BINS]."""
+    tell. Rates float64 [n, BINS]. Not ``asked_again``: those of idle sessions get the answer of their turn's end."""
     answers: dict[str, list[F8]] = {}
     for age_s in AGES_S:
         for window_s in WINDOWS_S:
             here = (waits.gap_s > age_s) & (waits.watched_s >= age_s + window_s)
-            ages_s = np.full(int(here.sum()), age_s)
+            ages_s = np.full(int(here.sum()), age_s if asked_again else 0.0)
             said = [return_rates.within(table[here], ages_s, np.full_like(ages_s, window_s))
                     for table in (rates, kind_rates)]  # fmt: skip
             plain = 1.0 - 0.5 ** (window_s / np.maximum(median_s[here], 1e-3))
             truth = waits.gap_s[here] <= age_s + window_s
             answers.setdefault(f"back within {window_s:g} s", []).append(np.stack([*said, plain, truth], axis=1))
         here = (waits.gap_s > age_s) & (waits.watched_s >= HORIZON_S)
-        ages_s = np.full(int(here.sum()), age_s)
+        ages_s = np.full(int(here.sum()), age_s if asked_again else 0.0)
         said = [return_rates.ended(table[here], ages_s) for table in (rates, kind_rates)]
         truth = waits.gap_s[here] > HORIZON_S
         answers[f"ended, after {age_s:g} s"] = [np.stack([*said, np.zeros_like(ages_s), truth], axis=1)]

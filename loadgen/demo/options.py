@@ -37,7 +37,7 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     as fast as the loop goes."""
     duration_s: float = 1200.0
     policy: str = "champion"
-    admission: str = "fcfs"
+    admission: str = "deadline_cap_shed"
     seed: int = 1
     json: Path | None = None
     trace_out: Path | None = None
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--admission",
         default=default.admission,
-        help="of every row: fcfs (default) or deadline, each also with _cap, _shed or _cap_shed",
+        help="of Tidegate's rows: fcfs or deadline, each also with _cap, _shed or _cap_shed (default %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison as JSON")

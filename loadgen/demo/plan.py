@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -11,14 +10,19 @@ from loadgen.demo.options import DemoOptions
 from loadgen.engine.report import Summary
 from loadgen.engine.specs import FleetConfig
 from loadgen.load import UnitLoad, find_unit_load, tables_at
-from loadgen.policies import admission_named, policy_named, with_admission
+from loadgen.policies import policy_named, tidegate_mode, with_admission
 from loadgen.replay import Run, replay
 from loadgen.requests import RequestTable
 from loadgen.workload import Workload, builtin
 from schemas.classes import ServiceClass
 from services.errors import UserError
 
-BASELINES = ("static", "fixed:1.6", "vllm_recompute", "vllm_offload", "heuristic")
+TODAY = ("static", "vllm_recompute", "vllm_offload")
+"""What operators run: first come, first served."""
+OURS = ("fixed:1.6", "heuristic")
+"""On engines with Tidegate's fast control."""
+SAME_ADMISSION = "vllm_offload+fast"
+"""vLLM with offload under Tidegate's admission: what it beats ``vllm_offload`` by is no merit of moving memory."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +36,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One a worker, node by node."""
     duration_s: float
     admission: str = "fcfs"
-    """Of all rows alike."""
+    """Of Tidegate's rows; what operators run today is first come."""
 
     def node_fleet(self) -> FleetConfig:
         """The fleet of one node: one card."""
@@ -40,9 +44,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def live_fleet(self) -> FleetConfig:
         """The same for the live node, whose sessions the actuator brings back ahead of their return."""
-        fleet = self.node_fleet()
-        mode = msgspec.structs.replace(fleet.mode, prefetch=False, **admission_named(self.admission))
-        return msgspec.structs.replace(fleet, mode=mode)
+        mode = msgspec.structs.replace(tidegate_mode(self.admission), prefetch=False)
+        return msgspec.structs.replace(self.node_fleet(), mode=mode)
 
     def node_tables(self, node: int) -> list[RequestTable]:
         per_node = self.fleet.workers_per_card
@@ -59,9 +62,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.duration_s:,.0f} simulated seconds",
             f"load {options.load:g} = {options.load * unit.factor:.3g} x the workload's own rate; load 1.0 = "
             f"{unit.factor:.3g} x, where vLLM-like with offload meets the SLO for {100 * unit.share:.0f} % of tokens",
-            f"admission of every row: {self.admission}",
-            f"a request that names no max_tokens reserves (tokens): {reserved}; clients give up after twice their "
-            "first-token limit",
+            f"admission: {self.admission} of fixed, heuristic, loop and {SAME_ADMISSION}; fcfs of the others",
+            f"a request that names no max_tokens reserves (tokens): {reserved}, or what finished requests let expect "
+            "on Tidegate's engines; clients give up after twice their first-token limit",
         ]
 
 
@@ -88,9 +91,12 @@ def make_plan(options: DemoOptions) -> Plan:
     )
 
 
-def run_baselines(plan: Plan, names: Iterable[str] = BASELINES) -> dict[str, Run]:
+def run_baselines(plan: Plan) -> dict[str, Run]:
     """Each baseline on the plan's requests, offline."""
-    specs = {name: with_admission(policy_named(name), plan.admission) for name in names}
+    specs = {name: policy_named(name) for name in TODAY}
+    if plan.admission != "fcfs":
+        specs[SAME_ADMISSION] = with_admission(policy_named("vllm_offload"), plan.admission)
+    specs |= {name: with_admission(policy_named(name), plan.admission) for name in OURS}
     return {name: replay(plan.fleet, plan.tables, spec, plan.duration_s) for name, spec in specs.items()}
 
 

@@ -128,12 +128,11 @@ async def _watch(options: DemoOptions, plan: Plan, loop: Loop, view: LiveView, g
     told_s = began_s
 
     def headline() -> str:
-        policy = view.policy_versions[-1] if view.policy_versions else "none yet"
         rate = max(view.step, 0) / max(time.monotonic() - began_s, 1e-9)
         judged = len(gate.verdicts)
         return (
             f"simulated {max(view.step, 0) * STEP_S:,.0f} of {plan.duration_s:,.0f} s, "
-            f"step {max(view.step, 0)}/{steps}, {rate:.0f} steps/s; acting: {policy}; candidates judged: {judged}"
+            f"step {max(view.step, 0)}/{steps}, {rate:.0f} steps/s; acting: {view.acting}; candidates judged: {judged}"
             + (f"; examining {gate.examining}" if gate.examining else "")
         )
 

@@ -48,6 +48,9 @@ class LiveView:
         self.workers: dict[str, WorkerRow] = {}
         self.step = -1
         self.policy_versions: list[str] = []
+        """All that ever acted, in the order of their first command."""
+        self._acting: dict[str, str] = {}
+        """By node, the policy of its newest commands."""
         self.actions: Counter[str] = Counter()
         self.undecoded = 0
         self._subscriptions: list[Subscription] = []
@@ -55,6 +58,11 @@ class LiveView:
     async def attach(self, bus: Bus) -> None:
         for family, take in (("telemetry", self._samples), ("action", self._actions), ("outcome", self._outcomes)):
             self._subscriptions.append(await bus.subscribe(wildcard(family), take))  # type: ignore[arg-type]
+
+    @property
+    def acting(self) -> str:
+        """What acts now; nodes change policies a step apart."""
+        return ", ".join(sorted(set(self._acting.values()))) or "none yet"
 
     @property
     def dropped(self) -> int:
@@ -84,8 +92,10 @@ class LiveView:
             except DecodeError:
                 self.undecoded += 1
                 continue
-            if batch.policy_version and batch.policy_version not in self.policy_versions:
-                self.policy_versions.append(batch.policy_version)
+            if batch.policy_version:
+                self._acting[batch.node] = batch.policy_version
+                if batch.policy_version not in self.policy_versions:
+                    self.policy_versions.append(batch.policy_version)
             for action in actions:
                 row = self.workers.setdefault(action.worker, WorkerRow())
                 row.action = Action(action.action).name.lower()

@@ -33,7 +33,6 @@ LOAD: Final = 1.3
 """Beside a configuration's own load, so that memory is short."""
 FIRST_SEED: Final = 4_000_001
 NAMED_EVERY: Final = 2
-WEEK_S: Final = 7 * 86_400.0
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +120,7 @@ def added(one: Tally, other: Tally) -> Tally:
         for name in Tally.__struct_fields__
         if name != "oom_upper_bound_per_week"
     }
-    weeks = sums["worker_steps"] * STEP_S / WEEK_S
+    weeks = sums["worker_steps"] * STEP_S / bootstrap.WEEK_S
     return Tally(**sums, oom_upper_bound_per_week=bootstrap.upper_rate(int(sums["oom"]), weeks))
 
 

@@ -23,7 +23,6 @@ from schemas.identity import STEP_S
 
 BEFORE_TOKENS_PER_S: Final = 14_200.0
 BEFORE_LONG_WAIT_S: Final = 3.8
-WEEK_S: Final = 7 * 86_400.0
 SEED: Final = 3_000_001
 _PRECISION: Final = 0.02
 _SEARCHED: Final = Sample(segments=8, cards=4, seconds=600.0)
@@ -133,7 +132,7 @@ def run(job: Job) -> Brought:
         waits.append(one.wait_s[counted & (one.prompt_tokens >= LONG_TOKENS)])
     used = float(sum(one.hbm_utilisation.sum() for one in found)) * sample.duration_s - used_before
     oom = int(sum(one.oom.sum() for one in found))
-    weeks = sample.duration_s * joint.workers / WEEK_S
+    weeks = sample.duration_s * joint.workers / bootstrap.WEEK_S
     return Brought(
         policy=job.entrant.name + ("" if job.guard else ", guard off"),
         admission=job.admission,

@@ -14,7 +14,7 @@ from loadgen.engine.calibration import coefficients, prefill_tokens_per_s
 from loadgen.evaluate.article import Comparison, Load, compare
 from loadgen.evaluate.article_traffic import CONFIG, Sample
 from loadgen.evaluate.pool import Tell
-from loadgen.outputs import write_atomically
+from loadgen.outputs import write_atomically, write_json
 from schemas.classes import ServiceClass
 
 QUICK = Sample(segments=2, cards=2, seconds=120.0, warm_up_s=60.0)
@@ -142,7 +142,7 @@ def main(namespace: argparse.Namespace, policies: Sequence[Path], tell: Tell, sa
     if namespace.json is not None:
         tables_of = [[line._asdict() for line in rows(load, found)] for load in found.loads]
         told = {**msgspec.to_builtins(found), "sample": sample.statement(), "tables": tables_of}
-        write_atomically(namespace.json, msgspec.json.format(msgspec.json.encode(told), indent=1).decode())
+        write_json(namespace.json, told)
     if namespace.html is not None:
         write_atomically(namespace.html, html(found))
     return 0

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 F8 = NDArray[np.float64]
 
+WEEK_S: Final = 7 * 86_400.0
+"""What rates of crashes are told in."""
 DRAWS: Final = 4000
 CONFIDENCE: Final = 0.95
 MOST: Final = 100.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.outputs import check_file, write_atomically
+from loadgen.outputs import check_file, write_atomically, write_json
 from services.errors import UserError
 
 SHIPPED = Path(__file__).parents[1] / "policy" / "shipped.safetensors"
@@ -58,7 +58,7 @@ def policies(namespace: argparse.Namespace) -> list[Path]:
 
 
 def _held_out(namespace: argparse.Namespace) -> int:
-    from loadgen.evaluate import examination, page, text
+    from loadgen.evaluate import examination, page, records, text
     from loadgen.evaluate.matrix import QUICK, Plan
 
     plan = QUICK if namespace.quick else Plan()
@@ -66,15 +66,15 @@ def _held_out(namespace: argparse.Namespace) -> int:
     if any(value <= 0 for value in asked.values()) or asked.get("traces", 2) < 2:
         raise UserError("--traces, --seconds: expected at least 2 traces and more than 0 seconds")
     plan = msgspec.structs.replace(plan, **asked)
-    curves = page.curves(namespace.training_log)
-    reliability = page.reliability(namespace.returns)
+    curves = records.curves(namespace.training_log)
+    reliability = records.reliability(namespace.returns)
     found = examination.examine(
         plan, policies(namespace), namespace.extra, cache=namespace.cache, jobs=namespace.jobs, tell=_tell
     )
     _say(text.lines(found.result))
     _say([found.cost.line()])
     if namespace.json is not None:
-        write_atomically(namespace.json, msgspec.json.format(msgspec.json.encode(found.result), indent=1).decode())
+        write_json(namespace.json, found.result)
     if namespace.html is not None:
         write_atomically(namespace.html, page.html(found, curves, reliability))
     return 0
@@ -94,7 +94,7 @@ def _adversarial(namespace: argparse.Namespace) -> int:
     found = adversarial.run_all(namespace.adversarial, namespace.seed, namespace.jobs, _tell)
     _say(adversarial.lines(found))
     if namespace.json is not None:
-        write_atomically(namespace.json, msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        write_json(namespace.json, found)
     return 1 if found.oom else 0
 
 

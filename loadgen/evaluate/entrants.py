@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from loadgen.control import Seen
 from loadgen.engine.specs import EngineMode
-from loadgen.policies import TIDEGATE, PolicySpec, policy_named, with_admission
+from loadgen.policies import TIDEGATE, admission_named, policy_named
 from schemas.actions import Action
 from schemas.features import FEATURE
 from services import qweights
@@ -67,7 +67,9 @@ MODES: Final[dict[str, dict[str, Any]]] = {
 """The same policy on engines of another mode: returns as they truly come or as an estimator wrote them into the
 tables, other caching, max_tokens reserved, or vLLM-like admission without reservations."""
 MAX_TOKENS: Final = {"max_1024": 1024, "max_8192": 8192}
-"""What a request that names no max_tokens reserves for its output, in the place of 4096."""
+"""What a request that names no max_tokens is taken to ask for, in the place of 4096."""
+_RULES: Final = ("heuristic", "dqn", "one_line", "random")
+"""Whose engines are Tidegate's, whatever variant they are."""
 ABLATIONS: Final = (*WITHOUT_ACTION, *WITHOUT_FEATURES, *MODES, *MAX_TOKENS)
 
 
@@ -102,12 +104,13 @@ class Entrant(msgspec.Struct, frozen=True, kw_only=True):
 
     def mode(self, admission: str) -> EngineMode:
         """How its engines admit and cache."""
-        mode = with_admission(_spec(self.base), admission).mode
-        return msgspec.structs.replace(mode, **MODES.get(self.ablation, {}))
+        ours = self.base.partition(":")[0] in _RULES
+        mode = TIDEGATE if ours else policy_named(self.base).mode
+        return msgspec.structs.replace(mode, **{**admission_named(admission), **MODES.get(self.ablation, {})})
 
     @property
     def max_tokens(self) -> int | None:
-        """What requests reserve for their output; None: as the tables say."""
+        """What requests that name none are taken to ask for; None: as the tables say."""
         return MAX_TOKENS.get(self.ablation)
 
     def rule(self, rows: Sequence[slice], seeds: Sequence[int]) -> Choose:
@@ -126,7 +129,7 @@ class Entrant(msgspec.Struct, frozen=True, kw_only=True):
         if kind == "random":
             return _random(rows, seeds)
         if kind == "dqn":
-            return _network(*loaded(self.weights))
+            return by_network(*loaded(self.weights))
         raise ValueError(f"{self.name}: has no rule")
 
 
@@ -138,14 +141,13 @@ def entrant(name: str, weights: Path | None = None) -> Entrant:
         digest="" if weights is None else hashlib.sha256(_read(str(weights))).hexdigest(),
     )
     kind, _, variant = found.base.partition(":")
-    known = kind in ("one_line", "random", "dqn") or (kind == "heuristic" and (not variant or variant in VARIANTS))
-    if not known:
+    if kind == "heuristic" and variant and variant not in VARIANTS:
+        raise UserError(f"policy {name!r}: expected heuristic:VARIANT of {', '.join(VARIANTS)}")
+    if kind not in _RULES:
         try:
             policy_named(found.base)
         except ValueError as error:
             raise UserError(str(error)) from error
-        if kind == "heuristic":
-            raise UserError(f"policy {name!r}: expected heuristic:VARIANT of {', '.join(VARIANTS)}")
     if found.ablation and found.ablation not in ABLATIONS:
         raise UserError(f"policy {name!r}: expected an ablation of {', '.join(ABLATIONS)}")
     if kind == "dqn":
@@ -169,14 +171,9 @@ def _read(path: str) -> bytes:
         raise UserError(f"policy file {path}: {error.strerror}") from error
 
 
-def _spec(base: str) -> PolicySpec:
-    kind = base.partition(":")[0]
-    if kind in ("one_line", "random", "heuristic", "dqn"):
-        return PolicySpec(name=base, mode=TIDEGATE, control="heuristic")
-    return policy_named(base)
+def by_network(weights: qweights.Weights, veto: float) -> Choose:
+    """The network's best allowed action whose risk is at most ``veto``."""
 
-
-def _network(weights: qweights.Weights, veto: float) -> Choose:
     def choose(seen: Seen) -> NDArray[np.integer]:
         return qweights.best(qweights.values(weights, seen.features), ALLOWED[seen.mask], veto)
 

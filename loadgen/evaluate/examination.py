@@ -57,7 +57,8 @@ def _about(plan: Plan, cells: Sequence[Cell], policies: Sequence[Path], cost: Co
         f"{'the main' if plan.quick else 'all eight'} admissions, the others under "
         f"{', '.join(matrix.MAIN_ADMISSIONS)}" + (" or fewer (a quick look)" if plan.quick else ""),
         "load": "1.0 is where vLLM-like with offload, first-come, meets the SLO for 85 % of offered tokens",
-        "max_tokens": "a request reserves 4096 (code completion 512), never less than it truly produces; "
+        "max_tokens": "a request that names none is taken to ask for 4096 (code completion 512), never less than it "
+        "truly produces; static and rho_1.0 reserve that, Tidegate's engines the output to be expected, at most that; "
         "<policy>-max_1024 and -max_8192 are the same with another default",
         "intervals": "95 %, paired bootstrap over traces within each configuration; ratios are geometric means over "
         "configurations of the ratio of sums over traces",

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from loadgen.evaluate.entrants import FIXED_RHOS, MAX_TOKENS, VARIANTS, Entrant, entrant
+from loadgen.evaluate.rows import HELD_S
 from loadgen.evaluate.runs import Block, Cell
 from loadgen.fleets import Configuration, held_out_configurations, unit_factor
 from loadgen.policies import ADMISSIONS
@@ -51,7 +52,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def duration_s(self) -> float:
         """Simulated of each trace."""
-        return self.seconds + 60.0
+        return self.seconds + HELD_S
 
 
 QUICK: Final = Plan(traces=2, seconds=60.0, quick=True)

@@ -13,11 +13,9 @@ from loadgen.evaluate import plots, text
 from loadgen.evaluate.bootstrap import Ratio
 from loadgen.evaluate.examination import Examination
 from loadgen.evaluate.matrix import BASELINE, MAIN_ADMISSIONS, SYSTEM_ADMISSION
-from loadgen.evaluate.records import Curve, Question, curves, reliability
+from loadgen.evaluate.records import Curve, Question
 from loadgen.evaluate.result import Figures, Result, Worst, by_configuration, plain
 from loadgen.evaluate.table import Name, Table
-
-__all__ = ["curves", "html", "reliability"]
 
 _HEAD: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Tidegate: TITLE</title><style>
@@ -61,6 +59,7 @@ def _figure(svg: str, caption: str) -> str:
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """An HTML table of plain text."""
     top = "".join(f"<th>{escape(one)}</th>" for one in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(one)}</td>" for one in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from loadgen.evaluate.records import Curve, Question
 from loadgen.evaluate.result import Result, Worst, plain
+from schemas.actions import Action
 
 COLOURS: Final = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c")
-ACTIONS: Final = ("hold", "widen", "tighten", "compact", "evict")
+ACTIONS: Final = tuple(action.name.lower() for action in Action)
 _STYLE: Final[Any] = {
     "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
     "axes.axisbelow": True, "svg.hashsalt": "tidegate",

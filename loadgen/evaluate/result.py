@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -19,8 +19,6 @@ from loadgen.evaluate.rows import HELD_S, Row, pooled_percentile
 from loadgen.evaluate.table import Name, Table
 
 T = TypeVar("T")
-
-WEEK_S: Final = 7 * 86_400.0
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,7 +201,7 @@ def _figures(rows: list[Row], table: Table, name: Name, c: int | None = None) ->
     goodput = table.values(name)
     mean = bootstrap.mean(goodput if c is None else goodput[c : c + 1])
     oom = sum(row.oom for row in rows)
-    exposure_weeks = sum(row.workers * (row.seconds + HELD_S) for row in rows) / WEEK_S
+    exposure_weeks = sum(row.workers * (row.seconds + HELD_S) for row in rows) / bootstrap.WEEK_S
     return Figures(
         goodput_tokens_per_s=_short(mean.ratio),
         ci95=(_short(mean.ci95[0]), _short(mean.ci95[1])),

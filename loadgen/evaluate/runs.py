@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.configurations import Configuration, q0_tokens
+from loadgen.configurations import Configuration, longest_tokens
 from loadgen.control import Control
 from loadgen.engine.fleet import Fleet
 from loadgen.engine.report import Results
@@ -117,23 +117,14 @@ _PER_WORKER: Final = ("produced_tokens", "recomputed_tokens", "preemption_events
 
 
 def _fleet(cell: Cell, block: Block) -> tuple[Fleet, list[RequestTable]]:
-    tables = _tables(block)
+    tables, fleet = _tables(block), block.configuration.fleet
     if cell.entrant.max_tokens is not None:
         tables = [
-            promising(table, cell.entrant.max_tokens, longest(block.configuration, place))
-            for place, table in enumerate(tables)
+            promising(table, cell.entrant.max_tokens, longest_tokens(fleet, worker % fleet.workers_per_card))
+            for worker, table in enumerate(tables)
         ]
-    config = msgspec.structs.replace(
-        block.configuration.fleet, mode=cell.entrant.mode(cell.admission), client_timeouts=cell.timeouts
-    )
+    config = msgspec.structs.replace(fleet, mode=cell.entrant.mode(cell.admission), client_timeouts=cell.timeouts)
     return Fleet(config, tables), tables
-
-
-def longest(configuration: Configuration, worker: int) -> int:
-    """Tokens of the longest context that a worker can hold."""
-    fleet = configuration.fleet
-    place = worker % fleet.workers_per_card
-    return int(min(fleet.model_specs()[place].context_tokens, q0_tokens(fleet, place)))
 
 
 def promising(table: RequestTable, max_tokens: int, context_tokens: int) -> RequestTable:

@@ -8,15 +8,13 @@ hindsight        the best of everything that is not learned, on each trace: an u
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.evaluate.rows import Row
-
-CHOSEN: Final = ("fixed_best", "heuristic_tuned", "hindsight")
 
 
 class Name(NamedTuple):
@@ -37,19 +35,14 @@ class Table:
             by_name.setdefault(name, {})[row.configuration, row.block, row.card] = row
         traces = sorted({trace for found in by_name.values() for trace in found})
         self.configurations: tuple[str, ...] = tuple(dict.fromkeys(trace[0] for trace in traces))
-        self._grid = [[t for t in traces if t[0] == name] for name in self.configurations]
+        grid = [[t for t in traces if t[0] == name] for name in self.configurations]
         self._rows = {
-            name: [[found[trace] for trace in line] for line in self._grid]
+            name: [[found[trace] for trace in line] for line in grid]
             for name, found in by_name.items()
             if len(found) == len(traces)
         }
         for admission in dict.fromkeys(name.admission for name in self._rows):
             self._choose(admission)
-
-    @property
-    def traces(self) -> int:
-        """Of each configuration."""
-        return min((len(line) for line in self._grid), default=0)
 
     @property
     def names(self) -> tuple[Name, ...]:
@@ -60,9 +53,9 @@ class Table:
         """[configurations][traces]; KeyError for a name that is not there."""
         return self._rows[name]
 
-    def values(self, name: Name, field: str = "goodput_tokens_per_s") -> NDArray[np.float64]:
-        """One of the rows' numbers, float64 [C, S]."""
-        return np.array([[getattr(row, field) for row in line] for line in self._rows[name]], np.float64)
+    def values(self, name: Name) -> NDArray[np.float64]:
+        """Goodput, float64 [C, S]."""
+        return np.array([[row.goodput_tokens_per_s for row in line] for line in self._rows[name]], np.float64)
 
     def _choose(self, admission: str) -> None:
         there = [name for name in self._rows if name.admission == admission and name.timeouts]

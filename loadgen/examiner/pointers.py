@@ -1,4 +1,7 @@
-"""The examiner's entries of ``tg_policy``: read, compared and moved, never over what somebody else wrote meanwhile."""
+"""Champion, rejections and pin: read, compared and moved, never over what somebody else wrote meanwhile.
+
+For the examiner, and for the operators' commands, which admit and reject by the same rules.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from schemas.policies import (
     expired,
 )
 from schemas.subjects import BUCKET_CONFIG, BUCKET_POLICY, BUCKET_WEIGHTS
-from services.bus import Bus
+from services.bus import Bus, KvEntry
 from services.decision.book import admit_network, admit_rule, read_pointer
 from services.decision.heuristic import HeuristicSettings
 from services.decision.modes import stands
@@ -102,17 +105,14 @@ class Pointers:
         await self._bus.kv_put(BUCKET_POLICY, KEY_EXAMINEE, value)
 
     async def rejections(self) -> Rejections:
-        entry = await self._bus.kv_get(BUCKET_POLICY, KEY_REJECTED)
-        try:
-            return Rejections() if not entry or not entry.value else msgspec.json.decode(entry.value, type=Rejections)
-        except msgspec.DecodeError:
-            return Rejections()
+        """What examiners and rollbacks rejected; an entry that cannot be read rejects nothing."""
+        return _rejections(await self._bus.kv_get(BUCKET_POLICY, KEY_REJECTED))
 
     async def reject(self, pointer: PolicyPointer, why: str) -> None:
-        """Never promote it again."""
+        """No examiner promotes these weights again."""
         while True:
             entry = await self._bus.kv_get(BUCKET_POLICY, KEY_REJECTED)
-            known = await self.rejections()
+            known = _rejections(entry)
             if known.of(pointer) is not None:
                 return
             new = Rejection(version=pointer.version, sha256=pointer.sha256, why=why, when_ns=self.wall_ns())
@@ -133,3 +133,10 @@ class Pointers:
         except ValueError:
             return None
         return order if isinstance(order, PinOrder) and stands(order, self.wall_ns()) else None
+
+
+def _rejections(entry: KvEntry | None) -> Rejections:
+    try:
+        return Rejections() if not entry or not entry.value else msgspec.json.decode(entry.value, type=Rejections)
+    except msgspec.DecodeError:
+        return Rejections()

@@ -21,9 +21,6 @@ class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
     """Share that chose what the mask forbids."""
     agreement: float
     """Share that chose as the acting policy did."""
-    entropy: float
-    """Of its actions, bits; ``acting_entropy`` of the acting policy's."""
-    acting_entropy: float
     one_action: float
     """Share of its most frequent action, ``one_action_name``."""
     one_action_name: str
@@ -39,7 +36,6 @@ class Shadow:
         self._limits = limits
         self._steps: dict[str, int] = {}
         self._chosen = np.zeros(ACTION_COUNT, np.int64)
-        self._acting = np.zeros(ACTION_COUNT, np.int64)
         self._finite = self._masked = self._agreed = 0
         self._moments = np.zeros((2, ACTION_COUNT))
         self._q_rows = 0
@@ -73,7 +69,6 @@ class Shadow:
         self._masked += int((~inside | ~allowed[free][np.arange(len(chosen)), np.where(inside, chosen, 0)]).sum())
         self._agreed += int((chosen == acting).sum())
         self._chosen += np.bincount(np.where(inside, chosen, 0), minlength=ACTION_COUNT)
-        self._acting += np.bincount(np.minimum(acting, ACTION_COUNT - 1), minlength=ACTION_COUNT)
         if shadow.q_values:
             self._take_q(np.frombuffer(shadow.q_values, "<f4").reshape(rows, ACTION_COUNT)[free].astype(np.float64))
 
@@ -93,8 +88,8 @@ class Shadow:
         most = int(self._chosen.argmax())
         return ShadowReport(
             decisions=int(self._chosen.sum()), finite=self._finite / count, masked=self._masked / count,
-            agreement=self._agreed / count, entropy=_entropy(self._chosen), acting_entropy=_entropy(self._acting),
-            one_action=float(self._chosen[most]) / count, one_action_name=Action(most).name.lower(),
+            agreement=self._agreed / count, one_action=float(self._chosen[most]) / count,
+            one_action_name=Action(most).name.lower(),
             spread=float(np.sqrt(variance.max())),
         )  # fmt: skip
 
@@ -112,8 +107,3 @@ class Shadow:
         if told.agreement < limits.agreement:
             return f"it agrees with the acting policy in {told.agreement:.2%} of decisions"
         return ""
-
-
-def _entropy(counts: NDArray[np.int64]) -> float:
-    share = counts[counts > 0] / max(1, int(counts.sum()))
-    return float(-(share * np.log2(share)).sum()) + 0.0

@@ -13,6 +13,7 @@ from loadgen.control import Control
 from loadgen.engine.fleet import Fleet
 from loadgen.engine.report import summary
 from loadgen.engine.specs import FleetConfig
+from loadgen.evaluate.rows import HELD_S
 from loadgen.examiner.settings import Settings
 from loadgen.fleets import tables_for, training_configurations, unit_factor
 from loadgen.load import find_unit_load, tables_at
@@ -23,8 +24,6 @@ from schemas.identity import STEP_S
 from services.decision.policy import Policy
 from services.errors import TidegateError, UserError
 
-SETTLE_S: Final = 60.0
-"""Until the featurizer's windows are full nobody decides; what comes before is not judged."""
 _FURTHER: Final = 3
 """Times as many fleets are drawn at most: some cannot be pressed to load 1.0."""
 
@@ -42,8 +41,7 @@ class Result(msgspec.Struct, frozen=True):
     """What a policy brought on a trial."""
 
     goodput: float
-    """Tokens per second within the SLO."""
-    preemptions: int
+    """Tokens per second within the SLO, once the featurizer's windows were full."""
     oom: int
 
 
@@ -94,8 +92,8 @@ def run(trial: Trial, policy: Policy) -> Result:
         choice = policy.choose(seen.features, seen.mask)
         control.act(choice.actions, choice.goal_rho)
         fleet.advance(STEP_S)
-    told = summary(fleet.results(), SETTLE_S)
-    return Result(told.goodput_tokens_per_s, int(told.preemptions), int(told.oom))
+    told = summary(fleet.results(), HELD_S)
+    return Result(told.goodput_tokens_per_s, int(told.oom))
 
 
 def fleet_trials(settings: Settings) -> list[Trial]:
@@ -111,8 +109,8 @@ def fleet_trials(settings: Settings) -> list[Trial]:
         fleet = msgspec.structs.replace(configuration.fleet, mode=mode)
         configuration = msgspec.structs.replace(configuration, fleet=fleet)
         for trace in range(settings.traces):
-            tables = tables_for(configuration, settings.seed + trace, SETTLE_S + settings.trace_s, factor)
-            out.append(Trial(configuration.name, fleet, tables, SETTLE_S + settings.trace_s))
+            tables = tables_for(configuration, settings.seed + trace, HELD_S + settings.trace_s, factor)
+            out.append(Trial(configuration.name, fleet, tables, HELD_S + settings.trace_s))
         made += 1
         if made == settings.configurations:
             break

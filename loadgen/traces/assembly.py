@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.requests import F8, I8, NO_TURN, RequestTable, default_max_tokens
+from loadgen.requests import F8, I8, NO_TURN, U1, RequestTable, default_max_tokens
 from loadgen.traces.errors import BadLines, TraceError
 from loadgen.workload.table import Workload
 from schemas.classes import ServiceClass
@@ -34,6 +34,8 @@ class Columns:
     group: I8
     next_turn: I8
     think_s: F8
+    ending: U1 | None = None
+    """None: the format does not say."""
 
 
 def single_calls(arrival_s: F8, prompt_tokens: I8, output_tokens: I8) -> Columns:
@@ -100,6 +102,7 @@ def workload(
         session=columns.session,
         next_turn=columns.next_turn,
         think_s=columns.think_s,
+        ending=columns.ending,
     )
     made = Workload(
         name=path.name,

@@ -1,8 +1,8 @@
 """Session tables with the columns of the Weka agentic coding set.
 
 Required: trace_id, t_s, prompt_tokens, output_tokens. Used where present: subagent, think_time_s (client delay
-before the call), api_time_s, prefix_hit_blocks64. The sessions have no common clock, so a seeded Poisson
-process starts them in the file's order; within a session the file's order is kept.
+before the call), api_time_s, prefix_hit_blocks64, stop or finish_reason. The sessions have no common clock, so a
+seeded Poisson process starts them in the file's order; within a session the file's order is kept.
 
 A subagent runs beside its parent with a context of its own: it becomes a session that starts as long after the
 parent's start as recorded, in the parent's group (same worker, thinned together). The parent's own think time
@@ -25,6 +25,7 @@ from loadgen.traces.errors import BadLines, MalformedLine
 from loadgen.traces.fields import Header, maybe_seconds, seconds, whole
 from loadgen.workload.table import Workload
 from schemas.classes import ServiceClass
+from schemas.endings import ending_of
 
 REQUIRED: Final = ("trace_id", "t_s", "prompt_tokens", "output_tokens")
 HIT_BLOCK_TOKENS: Final = 64
@@ -46,9 +47,10 @@ def read_sessions(
     trace_at, t_at, prompt_at, output_at = (place[name] for name in REQUIRED)
     sub_at, think_at, api_at = place.get("subagent"), place.get("think_time_s"), place.get("api_time_s")
     hit_at = place.get("prefix_hit_blocks64")
+    stop_at = place.get("stop", place.get("finish_reason"))
     chains: dict[tuple[str, str], int] = {}
     traces: dict[str, int] = {}
-    rows: list[tuple[int, int, float, int, int, int, float, float]] = []
+    rows: list[tuple[int, int, float, int, int, int, float, float, int]] = []
     for number, text in lines:
         try:
             cells = header.cells(text)
@@ -67,14 +69,17 @@ def read_sessions(
         sub = "" if sub_at is None else cells[sub_at].strip()
         chain = chains.setdefault((name, sub), len(chains))
         trace = traces.setdefault(name, len(traces))
-        rows.append((chain, trace, t_s, prompt, output, hit, think_s, api_s))
-    numbers: F8 = np.array(rows, dtype=np.float64).reshape(len(rows), 8)
+        ending = ending_of(None if stop_at is None else cells[stop_at])
+        rows.append((chain, trace, t_s, prompt, output, hit, think_s, api_s, ending))
+    numbers: F8 = np.array(rows, dtype=np.float64).reshape(len(rows), 9)
     whole_numbers: I8 = numbers[:, :6].astype(np.int64)
     kept, left_out = served(whole_numbers[:, 3], whole_numbers[:, 4], bad)
     kept = kept[np.argsort(whole_numbers[kept, 0], kind="stable")]  # chain after chain, each in file order
     columns, duration_s = _chained(
         numbers[kept], whole_numbers[kept], _group_numbers(list(traces)), seed, session_rate_per_s
     )
+    if stop_at is None:
+        columns = dataclasses.replace(columns, ending=None)
     source = f"session table; seed {seed}"
     notes = [*bad.notes(), f"sessions started at random, {session_rate_per_s:g}/s (the file has no common clock)"]
     subagents = sum(1 for _, sub in chains if sub)
@@ -85,7 +90,7 @@ def read_sessions(
 
 
 def _chained(numbers: F8, whole_numbers: I8, group_of_trace: I8, seed: int, rate_per_s: float) -> tuple[Columns, float]:
-    """Rows sorted by chain, with columns chain, trace, t_s, prompt, output, hit, think, api."""
+    """Rows sorted by chain, with columns chain, trace, t_s, prompt, output, hit, think, api, ending."""
     chain, trace, prompt, output, hit = (whole_numbers[:, index] for index in (0, 1, 3, 4, 5))
     t_s, think_before_s, api_s = numbers[:, 2], numbers[:, 6], numbers[:, 7]
     count = len(chain)
@@ -120,6 +125,7 @@ def _chained(numbers: F8, whole_numbers: I8, group_of_trace: I8, seed: int, rate
         group=group_of_trace[trace],
         next_turn=next_turn,
         think_s=think_s,
+        ending=numbers[:, 8].astype(np.uint8),
     )
     return columns, max(float(starts_s[-1]), MIN_DURATION_S)
 

@@ -6,7 +6,6 @@ is ever unpickled.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from safetensors.numpy import save as save_tensors
 from loadgen.train.settings import TrainSettings
 from schemas.features import FEATURE_HASH
 from services.errors import UserError
+from services.learner.checkpoint import write
 
 NAME: Final = "train.safetensors"
 _FORMAT: Final = "tidegate-train-1"
@@ -100,18 +100,3 @@ def load(folder: Path) -> Checkpoint | None:
             f"{FEATURE_HASH}"
         )
     return Checkpoint(meta, arrays)
-
-
-def write(path: Path, data: bytes) -> None:
-    """``data`` under ``path``, whole or not at all, even when the machine loses power."""
-    passing = path.with_name(f".{path.name}.part")
-    with passing.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    passing.replace(path)
-    folder = os.open(path.absolute().parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

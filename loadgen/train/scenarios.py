@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from loadgen.engine.specs import FleetConfig
+from loadgen.evaluate.rows import HELD_S
 from loadgen.fleets import Configuration, tables_for, training_configurations, unit_factor
 from loadgen.policies import tidegate_mode
 from loadgen.requests import RequestTable
@@ -15,10 +16,8 @@ from loadgen.train.settings import TrainSettings
 from schemas.identity import STEP_S
 from services.errors import UserError
 
-HELD_S: Final = 60.0
-"""Until the featurizer's windows are full nobody decides."""
 VALIDATION_SEED: Final = 0x5EED_0FF
-"""Of configurations and requests that no training run draws: training's seeds are below it."""
+"""Of configurations that no training run draws, whose seed is another."""
 
 
 class Scenario(NamedTuple):
@@ -34,9 +33,9 @@ class Scenarios:
     """Scenarios by number. ``factors`` keeps where load 1.0 of each configuration was found, which takes a second
     or more each: a checkpoint keeps it."""
 
-    def __init__(self, settings: TrainSettings, factors: dict[str, float] | None = None) -> None:
+    def __init__(self, settings: TrainSettings) -> None:
         self.settings = settings
-        self.factors: dict[str, float] = dict(factors or {})
+        self.factors: dict[str, float] = {}
         self._training = training_configurations(settings.seed, settings.configurations)
         self._validation = training_configurations(VALIDATION_SEED, settings.validation_configurations)
 

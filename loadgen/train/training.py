@@ -6,7 +6,6 @@ every so often  a line of progress; a validation, whose best network becomes the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from loadgen.control import Seen
+from loadgen.evaluate.entrants import by_network
 from loadgen.train import checkpoint, validation
 from loadgen.train.checkpoint import Checkpoint, Meta, Point
 from loadgen.train.collector import Chosen, Collector
@@ -30,7 +30,8 @@ from schemas.features import INPUT_COUNT
 from services import qweights
 from services.decision import heuristic
 from services.decision.shield import ALLOWED
-from services.learner.agent import make_agent, restore_agent, tensors_of
+from services.learner.agent import make_agent, restore_agent, tensors_of, version_of
+from services.learner.checkpoint import write
 from services.learner.replay_buffer import ReplayBuffer
 from services.learner.update import as_stored, update
 
@@ -190,7 +191,7 @@ class Training:
             self._held_back = self._scenarios.validation()
         if self._reference is None:
             self._reference = validation.goodputs(validation.by_rules, self._held_back)
-        policy = validation.by_network(self.live, self.settings.veto)
+        policy = by_network(self.live, self.settings.veto)
         found = validation.score(validation.goodputs(policy, self._held_back), self._reference)
         self.curve.append(
             Point(self.agent.updates, self.transitions, self.seconds, found.ratio, found.worst, found.ratios)
@@ -198,7 +199,7 @@ class Training:
         better = found.ratio > self.best
         if better:
             self.best = found.ratio
-            checkpoint.write(self.policy_file, self.policy())
+            write(self.policy_file, self.policy())
         self._tell(
             f"validation: {found.ratio:.4f} of the heuristic's goodput, worst {found.worst:.4f}, best so far "
             f"{self.best:.4f}{' (written)' if better else ''}"
@@ -207,17 +208,10 @@ class Training:
 
     def policy(self) -> bytes:
         """The present network as a policy file; PolicyError when it is not sound."""
-        config = msgspec.to_builtins(self.settings)
-        weights = self.agent.online.weights()
-        name = hashlib.sha256(b"".join(t.tobytes() for _, t in sorted(weights.tensors.items()))).hexdigest()[:8]
-        return qweights.save(
-            msgspec.structs.replace(
-                weights,
-                version=f"dqn-{self.transitions}-{name}",
-                transitions=self.transitions,
-                origin=qweights.Origin(self.settings.seed, self.command, config),
-            )
-        )
+        net = self.agent.online
+        net.version, net.transitions = version_of(self.agent, self.transitions), self.transitions
+        net.origin = qweights.Origin(self.settings.seed, self.command, msgspec.to_builtins(self.settings))
+        return net.save()
 
     @property
     def seconds(self) -> float:

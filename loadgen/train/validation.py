@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -12,13 +11,11 @@ from numpy.typing import NDArray
 from loadgen.control import Control, Seen
 from loadgen.engine.fleet import Fleet
 from loadgen.engine.report import summary
-from loadgen.train.scenarios import HELD_S, Scenario
+from loadgen.evaluate.entrants import Choose
+from loadgen.evaluate.rows import HELD_S
+from loadgen.train.scenarios import Scenario
 from schemas.identity import STEP_S
-from services import qweights
 from services.decision import heuristic
-from services.decision.shield import ALLOWED
-
-Policy = Callable[[Seen], NDArray[np.integer]]
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -31,7 +28,7 @@ class Score(msgspec.Struct, frozen=True):
     ratios: list[float]
 
 
-def goodputs(policy: Policy, scenarios: Sequence[Scenario]) -> list[float]:
+def goodputs(policy: Choose, scenarios: Sequence[Scenario]) -> list[float]:
     """Tokens per second within the SLO, after the windows filled, of each scenario."""
     return [_goodput(policy, scenario) for scenario in scenarios]
 
@@ -47,21 +44,11 @@ def by_rules(seen: Seen) -> NDArray[np.integer]:
     return heuristic.choose(seen.features, seen.mask, heuristic.HeuristicSettings())
 
 
-def by_network(weights: qweights.Weights, veto: float) -> Policy:
-    """The network's best allowed action."""
-
-    def choose(seen: Seen) -> NDArray[np.integer]:
-        return qweights.best(qweights.values(weights, seen.features), ALLOWED[seen.mask], veto)
-
-    return choose
-
-
-def _goodput(policy: Policy, scenario: Scenario) -> float:
+def _goodput(policy: Choose, scenario: Scenario) -> float:
     fleet = Fleet(scenario.config, scenario.tables)
     control = Control(fleet, scenario.config, scenario.tables)
     for step in range(scenario.steps):
         seen = control.observe(step)
         control.act(policy(seen))
         fleet.advance(STEP_S)
-    results: Any = fleet.results()
-    return summary(results, HELD_S).goodput_tokens_per_s
+    return summary(fleet.results(), HELD_S).goodput_tokens_per_s

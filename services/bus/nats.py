@@ -54,7 +54,8 @@ def _translated(doing: str) -> Iterator[None]:
     try:
         yield
     except (TimeoutError, OSError, nats.errors.NoRespondersError) as error:
-        raise BusUnavailable(f"{doing}: no answer ({error})") from error
+        reason = f" ({error})" if str(error) else ""  # a time that ran out says nothing of itself
+        raise BusUnavailable(f"{doing}: no answer{reason}") from error
     except APIError as error:
         kind = BusUnavailable if error.code == 503 else BusError
         raise kind(f"{doing}: {error}") from error
@@ -345,5 +346,5 @@ async def connect(
     await client.close()
     if refused.done():
         raise UserError(f"the NATS server at {url} refused the credentials of user {user!r}")
-    reason = last[0] if last else "no answer"
+    reason = str(last[0] if last else "") or "no answer"  # a time that ran out says nothing of itself
     raise BusUnavailable(f"no NATS server at {url} within {first_connect_limit_s:g} s ({reason})")

@@ -95,13 +95,11 @@ class Decider:
         ordered = None if standings is None else np.frombuffer(bytes([one.hold for one in standings]), np.uint8)
         if ordered is not None and not ordered.any():
             ordered = None
+        recommended = choice.actions
         if self._settings.epsilon > 0.0:
             free = doubts == 0 if ordered is None else (doubts | ordered) == 0
             canary = self._canaries(admitted, standings) & free
-            recommended = choice.actions
             choice = explore(choice, mask, canary, self._settings.epsilon, self._rng)
-        else:
-            recommended = choice.actions
         actions, probabilities, holds = choice.actions, choice.probabilities, doubts
         if ordered is not None and standings is not None:
             told = ordered != Hold.NONE

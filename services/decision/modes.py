@@ -34,7 +34,6 @@ from schemas.config import (
     PinOrder,
     Place,
     mode_key,
-    override_key,
     place_of,
     read_order,
 )
@@ -63,19 +62,17 @@ class Modes:
 
     def __init__(self, default: Mode) -> None:
         self.default: Mode = default
-        self.revision = 0
-        """Of the entry taken up last."""
         self._orders: dict[str, tuple[Order, int]] = {}
         self._by_worker: dict[str, str] = {}
         """Mode keys of single workers: an id is escaped once, not every step."""
         self._overrides: dict[str, str] = {}
+        """The same of overrides."""
 
     def enter(self, key: str, value: bytes | None, revision: int) -> Order | None:
         """Take up an entry of the bucket, None when it was deleted; ValueError for one that says nothing sensible:
         then what stood before goes on standing."""
         place = place_of(key)
         order = None if value is None else read_order(key, value)
-        self.revision = revision
         if order is None:
             self._orders.pop(key, None)
         else:
@@ -121,9 +118,10 @@ class Modes:
         order = self._live(key, now_ns)
         if isinstance(order, ModeOrder):
             standing = _above(_of_mode(order, key, self.default)[0], kill, pause)
-        override = self._live(self._overrides.get(worker, ""), now_ns)
+        key = self._overrides.get(worker, "")
+        override = self._live(key, now_ns)
         if isinstance(override, OverrideOrder) and not kill:
-            return standing._replace(hold=Hold.OVERRIDE, key=override_key(worker), override=override)
+            return standing._replace(hold=Hold.OVERRIDE, key=key, override=override)
         return standing
 
     def _index(self, place: Place, key: str, order: Order | None) -> None:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.identity import card_of
 from services.decision.policy import Choice
 
 _FULL: Final = 1 << 64
@@ -25,7 +26,7 @@ _FULL: Final = 1 << 64
 def tried_on(workers: tuple[str, ...], version: str, share: float, part_cards: bool = False) -> tuple[bool, ...]:
     """For each worker of a node whether the champion ``version`` acts on it. ``share``: of the cards, above 0, to 1;
     ``part_cards``: of the workers instead."""
-    units = workers if part_cards else tuple(map(_card_of, workers))
+    units = workers if part_cards else tuple(map(card_of, workers))
     known = list(dict.fromkeys(units))
     if share >= 1.0 or not known:
         return (True,) * len(workers)
@@ -46,7 +47,7 @@ class Split(NamedTuple):
 def split_for(nodes: Sequence[Sequence[str]], version: str, wanted: float) -> Split:
     """The split nearest to the share ``wanted`` that leaves some of the fleet's workers, by node, on either side; share
     1 for a fleet of less than two."""
-    fleet = [list(dict.fromkeys(map(_card_of, workers))) for workers in nodes if workers]
+    fleet = [list(dict.fromkeys(map(card_of, workers))) for workers in nodes if workers]
     cards = [card for node in fleet for card in node]
     if wanted >= 1.0 or sum(map(len, nodes)) < 2:
         return Split(1.0)
@@ -62,10 +63,6 @@ def split_for(nodes: Sequence[Sequence[str]], version: str, wanted: float) -> Sp
 def _part(share: float, count: int) -> int:
     """How many of ``count`` are a share: not none and not all."""
     return min(max(int(share * count + 0.5), 1), count - 1)
-
-
-def _card_of(worker: str) -> str:
-    return worker.rpartition("/")[0]
 
 
 def merged(choice: Choice, former: Choice, stays: NDArray[np.bool_]) -> Choice:

@@ -7,6 +7,7 @@ these sizes what an operation costs is its call.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -126,6 +127,12 @@ def layout(net: QNet) -> list[str]:
 def _parameters(net: QNet) -> list[torch.nn.Parameter]:
     named = dict(net.named_parameters())
     return [named[name] for name in layout(net)]
+
+
+def version_of(agent: Agent, transitions: int) -> str:
+    """The name of the online network's present weights, learned from so many transitions: of no others."""
+    tensors = sorted(agent.online.weights().tensors.items())
+    return f"dqn-{transitions}-{hashlib.sha256(b''.join(t.tobytes() for _, t in tensors)).hexdigest()[:8]}"
 
 
 def tensors_of(agent: Agent) -> dict[str, NDArray[np.float32]]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.features import FEATURE, FEATURE_COUNT
+from schemas.identity import card_of
 from schemas.transitions import REWARD_PARTS, TransitionBatch
 
 MAX_POLICIES: Final = 16
@@ -144,11 +145,6 @@ class Blocks:
             self._first = {k: v for k, v in self._first.items() if k[0] != gone}
         while len(self._first) > 4 * MAX_POLICIES * self._window:
             del self._first[next(iter(self._first))]
-
-
-def card_of(worker: str) -> str:
-    """The part of a worker id that names its card."""
-    return worker.rpartition("/")[0]
 
 
 def measures(sums: Sums) -> dict[str, NDArray[np.float64]]:

@@ -28,6 +28,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from services.learner.trajectories import Last
+from services.qweights import Origin
 
 KEEP: Final = 2
 FORMAT: Final = "tidegate-learner-1"
@@ -63,6 +64,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_priority: float
     trajectories: Last | None = None
     """Only where the replay's rows are kept."""
+    origin: Origin = Origin()
+    """How the weights were begun, which their candidates go on saying: the veto they were trained with is in it."""
 
 
 class _Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,8 +100,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     data = save_tensors(contiguous)
     manifest = _Manifest(meta=checkpoint.meta, arrays_sha256=hashlib.sha256(data).hexdigest(), arrays_bytes=len(data))
     path = _path(folder, number)
-    _write(path.with_suffix(".safetensors"), data)
-    _write(path, msgspec.json.format(msgspec.json.encode(manifest)))
+    write(path.with_suffix(".safetensors"), data)
+    write(path, msgspec.json.format(msgspec.json.encode(manifest)))
     for old in known[KEEP - 1 :]:
         _path(folder, old).unlink(missing_ok=True)
     _sweep(folder, {number, *known[: KEEP - 1]})
@@ -132,7 +135,7 @@ def _read(path: Path) -> Checkpoint:
     return Checkpoint(manifest.meta, dict(load_tensors(data)))
 
 
-def _write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes) -> None:
     """``data`` under ``path``, whole or not at all, even when the machine loses power."""
     passing = path.with_name(f".{path.name}.part")
     with passing.open("wb") as file:
@@ -140,7 +143,7 @@ def _write(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     passing.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    folder = os.open(path.absolute().parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

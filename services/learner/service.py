@@ -45,12 +45,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class _Work(msgspec.Struct, frozen=True):
-    taken: Taken
-    learned: Learned
-    candidate: Candidate | None
-
-
 class LearnerService:
     """One learner; there is one a system. ``wall_ns``: the clock by which rows are too old and candidates dated."""
 
@@ -134,19 +128,19 @@ class LearnerService:
                 await self._consumer.ack(deliveries)
             except BusError as error:  # they come again, are recognised as duplicates and acknowledged then
                 log.warning("not acknowledged", extra={"fields": {"messages": len(deliveries), "error": str(error)}})
-            work = await self._in_thread(lambda: self._learn_in_thread(taken))
+            learned, candidate = await self._in_thread(self._learn_in_thread)
             if span.recording:
                 span.set("messaging.batch.message_count", len(deliveries))
                 span.set("tidegate.transitions", taken.fresh)
-                span.set("tidegate.updates", work.learned.updates)
-        self._measures.note(work.taken, work.learned, self.trainer)
-        self._pending = work.candidate or self._pending
+                span.set("tidegate.updates", learned.updates)
+        self._measures.note(taken, learned, self.trainer)
+        self._pending = candidate or self._pending
 
     def _ingest_in_thread(self, deliveries: Sequence[Delivery]) -> Taken:
         self.trainer.intake.now_ns = self._wall_ns()
         return self.trainer.ingest(deliveries)
 
-    def _learn_in_thread(self, taken: Taken) -> _Work:
+    def _learn_in_thread(self) -> tuple[Learned, Candidate | None]:
         with self._measures.learn_seconds.time():
             learned = self.trainer.learn(self._stopping.is_set)
         candidate = None
@@ -158,7 +152,7 @@ class LearnerService:
                 log.error("candidate not published", extra={"fields": {"error": str(error)}})
         if candidate is not None or self._clock.now_ns() >= self._checkpoint_due_ns:
             self._save()  # before the candidate: what is published can be gone on from
-        return _Work(taken, learned, candidate)
+        return learned, candidate
 
     async def _publish(self) -> None:
         """The object first, then the pointer; while the bus is away the newest candidate waits."""

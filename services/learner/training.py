@@ -5,7 +5,6 @@ One owner at a time: the service keeps it in one thread; training offline calls 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 
@@ -17,7 +16,7 @@ from schemas.features import FEATURE_HASH
 from services.bus import Delivery
 from services.errors import PolicyError
 from services.learner import dqn
-from services.learner.agent import Agent, make_agent, restore_agent, tensors_of
+from services.learner.agent import Agent, make_agent, restore_agent, tensors_of, version_of
 from services.learner.checkpoint import Checkpoint, Meta
 from services.learner.intake import Intake, Taken
 from services.learner.settings import Settings
@@ -66,18 +65,14 @@ class Trainer:
         self.transitions = 0
         """Fresh rows accepted since the first start."""
         self.parent = parent
-        self._owed = 0.0
+        self.owed = 0.0
+        """Gradient steps owed and not made yet."""
         self._candidate_at = 0
         self._sound = tensors_of(self.agent), 0
 
     def _fresh(self, start: QNet | None) -> Agent:
         settings = self.settings
         return make_agent(settings.hidden, settings.learning_rate, settings.seed, start, risk_size=settings.risk_size)
-
-    @property
-    def owed(self) -> float:
-        """Gradient steps owed and not made yet."""
-        return self._owed
 
     @property
     def candidate_due(self) -> bool:
@@ -88,21 +83,21 @@ class Trainer:
         taken = self.intake.ingest(deliveries)
         self.transitions += taken.fresh
         if self.intake.replay.size >= self.settings.warmup_rows:
-            self._owed += taken.fresh * self.settings.updates_per_transition
+            self.owed += taken.fresh * self.settings.updates_per_transition
         return taken
 
     def learn(self, stopping: Callable[[], bool] = lambda: False) -> Learned:
         """Make the gradient steps owed, at most ``max_updates_per_fetch``; what ``stopping`` leaves stays owed."""
-        due = int(self._owed)
+        due = int(self.owed)
         steps = min(due, self.settings.max_updates_per_fetch)
         forgiven = due - steps
-        self._owed -= forgiven
+        self.owed -= forgiven
         found: list[tuple[float, float, float]] = []
         refused = 0
         while steps > 0 and not stopping():
             for step in self.update(min(steps, self.settings.updates_at_once)):
                 steps -= 1
-                self._owed -= 1
+                self.owed -= 1
                 refused += not step.applied
                 if step.applied:
                     found.append((step.loss, float(np.abs(step.errors).mean()), step.q_mean))
@@ -119,9 +114,7 @@ class Trainer:
         self._candidate_at = self.agent.updates
         try:
             self._check_q_values()
-            weights = self.agent.online.weights()
-            names = hashlib.sha256(b"".join(t.tobytes() for _, t in sorted(weights.tensors.items())))
-            version = f"dqn-{self.transitions}-{names.hexdigest()[:8]}"
+            version = version_of(self.agent, self.transitions)
             self.agent.online.version, self.agent.online.transitions = version, self.transitions
             data = self.agent.online.save()
         except PolicyError:
@@ -161,7 +154,7 @@ class Trainer:
             replay_from=(replay.first_sequence or intake.sequence + 1),
             transitions=self.transitions,
             updates=self.agent.updates,
-            owed=self._owed,
+            owed=self.owed,
             candidate_at=self._candidate_at,
             parent=self.parent,
             rng=json.dumps(self.rng.bit_generator.state),
@@ -169,6 +162,7 @@ class Trainer:
             written=replay.written,
             max_priority=replay.max_priority,
             trajectories=intake.trajectories.dump() if settings.checkpoint_replay else None,
+            origin=self.agent.online.origin,
         )
         return Checkpoint(meta, arrays)
 
@@ -186,19 +180,16 @@ class Trainer:
         ):
             if found != expected:
                 raise PolicyError(f"checkpoint: {what} {found}, expected {expected}")
-        replay_prefix, replay_arrays = "replay.", {}
-        tensors: dict[str, NDArray[np.float32]] = {}
-        for name, array in checkpoint.arrays.items():
-            if name.startswith(replay_prefix):
-                replay_arrays[name.removeprefix(replay_prefix)] = array
-            else:
-                tensors[name] = array.astype(np.float32)
+        arrays = checkpoint.arrays
+        replay_arrays = {n.removeprefix("replay."): a for n, a in arrays.items() if n.startswith("replay.")}
+        tensors = {n: a.astype(np.float32) for n, a in arrays.items() if not n.startswith("replay.")}
         risk_size = len(tensors.get("online.risk_hidden.bias", ()))  # as it was: a champion may have had none
         self.agent = make_agent(settings.hidden, settings.learning_rate, settings.seed, risk_size=risk_size)
         restore_agent(self.agent, tensors, meta.updates)
+        self.agent.online.origin = meta.origin
         self._sound = tensors, meta.updates
         self.transitions, self.parent = meta.transitions, meta.parent
-        self._owed, self._candidate_at = meta.owed, meta.candidate_at
+        self.owed, self._candidate_at = meta.owed, meta.candidate_at
         try:
             self.rng.bit_generator.state = json.loads(meta.rng)
         except (ValueError, TypeError, KeyError) as error:

@@ -49,11 +49,11 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     reward_low: float
     reward_high: float
-    state_ranges: float = 1e4
-    """A state's value may be this many times the width of its feature's scale: beyond lies a broken source,
-    since the network clips at 1.5 times already."""
 
 
+STATE_RANGES: Final = 1e4
+"""A state's value may be this many times the width of its feature's scale: beyond lies a broken source, since the
+network clips at 1.5 times already."""
 _KINDS: Final = {"actions": "u1", "masks": "u1", "next_masks": "u1", "dones": "u1"}
 _WIDTHS: Final = {"states": FEATURE_COUNT, "next_states": FEATURE_COUNT, "rewards": len(REWARD_PARTS)}
 _ROW_BYTES: Final = tuple(_WIDTHS.get(name, 1) * (1 if name in _KINDS else 4) for name in Columns.__struct_fields__)
@@ -110,8 +110,8 @@ def row_faults(columns: Columns, objective: int, bounds: Bounds) -> NDArray[np.u
     rewards = columns.rewards[:, objective]
     unknown = actions >= ACTION_COUNT
     bit = np.left_shift(1, np.where(unknown, 0, actions)).astype(np.uint8)
-    finite, in_range = _states(columns.states, bounds)
-    next_finite, next_in_range = _states(columns.next_states, bounds)
+    finite, in_range = _states(columns.states)
+    next_finite, next_in_range = _states(columns.next_states)
     probability, discount = columns.probabilities, columns.discounts
     with np.errstate(invalid="ignore"):
         tests = (
@@ -145,10 +145,10 @@ def _invalid(masks: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return invalid
 
 
-def _states(states: NDArray[np.float32], bounds: Bounds) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _states(states: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Per row: no infinity and no required feature absent; nothing absurdly large."""
     absent = np.isnan(states)
     broken = np.logical_or(np.isinf(states).any(axis=1), absent[:, _REQUIRED].any(axis=1))
     with np.errstate(invalid="ignore"):
-        beyond = np.logical_or.reduce(np.abs(states) > _SPAN * np.float32(bounds.state_ranges), axis=1)
+        beyond = np.logical_or.reduce(np.abs(states) > _SPAN * np.float32(STATE_RANGES), axis=1)
     return np.logical_not(broken), np.logical_not(beyond)

@@ -14,7 +14,7 @@ from typing import Final, TextIO
 
 import msgspec
 
-from schemas.actions import WorkerAction
+from schemas.actions import Action, WorkerAction
 from schemas.codec import DecodeError
 from schemas.identity import STEP_NS, Order, parse_action_id
 from schemas.outcomes import AUDIT_RECORD, AuditRecord, OutcomeKind, WorkerOutcome
@@ -25,6 +25,7 @@ from services.decision.settings import Settings
 from services.errors import UserError
 from services.operator.entries import rows_of
 from services.operator.live import Listener, StateRow
+from services.operator.roster import NEWEST_RECORDS
 from services.operator.session import NothingFound, node_of, settings_of
 from services.operator.status import modes_of
 from services.operator.story import as_json, as_text
@@ -134,7 +135,8 @@ async def _newest_record(bus: Bus, node: str) -> AuditRecord | None:
         return None
     newest: AuditRecord | None = None
     # Records of other nodes lie between: what ended a long time ago is found by its id.
-    async for one in bus.stream_read(STREAM_AUDIT, subject("audit", node), start_sequence=max(span[1] - 2000, 1)):
+    first = max(span[1] - NEWEST_RECORDS, 1)
+    async for one in bus.stream_read(STREAM_AUDIT, subject("audit", node), start_sequence=first):
         newest = _decoded(one) or newest
     return newest
 
@@ -182,7 +184,7 @@ def _take(case: Case, record: AuditRecord) -> None:
 
 def _lasts(case: Case) -> bool:
     """Whether a completion may still follow: the decision moves bytes and none has come."""
-    moves = case.action is not None and case.action.action in (3, 4)
+    moves = case.action is not None and case.action.action in (Action.COMPACT, Action.EVICT)
     return moves and all(one.kind == OutcomeKind.RECEIPT for one in case.outcomes)
 
 

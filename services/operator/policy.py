@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TextIO
+from typing import Final, TextIO
 
 import msgspec
-import numpy as np
 
-from schemas.config import KEY_PIN, PinOrder, read_order
+from loadgen.examiner.pointers import Pointers
+from schemas.config import KEY_PIN, PinOrder
 from schemas.features import FEATURE_HASH
-from schemas.policies import HEURISTIC, KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer, expired
-from schemas.subjects import BUCKET_CONFIG, BUCKET_POLICY, BUCKET_WEIGHTS
+from schemas.policies import HEURISTIC, KEY_CANDIDATE, KEY_CHAMPION, PolicyPointer, Rejection, Rejections, expired
+from schemas.subjects import BUCKET_POLICY, BUCKET_WEIGHTS
 from services import qweights
 from services.bus import Bus, KvEntry
-from services.decision.book import admit_network, admit_rule
-from services.decision.heuristic import HeuristicSettings
-from services.decision.modes import stands
+from services.decision.book import admit_network
 from services.errors import PolicyError, TidegateError, UserError
 from services.operator.changes import by, checked, order, put, told, what
 from services.operator.former import TAKEN_BACK, formers
-from services.operator.rejections import listed, reason, reject, rejections_of
 from services.operator.session import NothingFound, expiry_ns, one_line, shown_time, table, warn, who
 
 KINDS = ("heuristic", "static", "fixed")
+REJECTIONS_LISTED: Final = 10
+"""Of up to 256 that are kept."""
 
 
 class Pinned(TidegateError):
@@ -54,8 +53,8 @@ async def list_policies(bus: Bus, options: argparse.Namespace, out: TextIO) -> i
     else:
         out.write("no pointers in tg_policy: the heuristic acts\n")
     out.write("".join(ends))
-    out.write(listed(await rejections_of(bus)))
-    pinned = await _pin(bus)
+    out.write(_listed(await Pointers(bus).rejections()))
+    pinned = await Pointers(bus).pinned()
     if pinned is not None:
         out.write(f"pin: {what(pinned)}{by(pinned)}\n")
     return 0
@@ -64,14 +63,13 @@ async def list_policies(bus: Bus, options: argparse.Namespace, out: TextIO) -> i
 async def show(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
     """A pointer, and the network that it names."""
     pointer, revision = await _find(bus, options.version)
-    fields = msgspec.to_builtins(pointer)
-    fields["created"] = shown_time(pointer.created_ns)
+    fields = msgspec.structs.asdict(pointer) | {"created": shown_time(pointer.created_ns)}
     out.write(what(pointer) + (f", revision {revision}" if revision else "") + "\n")
     for name in ("parent", "transitions", "evaluation", "created", "who", "why", "sha256", "feature_hash"):
         if fields[name] and fields[name] != "-":
             out.write(f"  {name}: {one_line(str(fields[name]))}\n")
-    if (rejected := (await rejections_of(bus)).of(pointer)) is not None:
-        out.write(f"  rejected: {reason(rejected)}\n")
+    if (rejected := (await Pointers(bus).rejections()).of(pointer)) is not None:
+        out.write(f"  rejected: {_reason(rejected)}\n")
     if pointer.kind == "dqn":
         data = await bus.object_get(BUCKET_WEIGHTS, pointer.version)
         if data is None:
@@ -92,8 +90,8 @@ async def promote(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
     """Make a policy the champion. UserError or PolicyError when it could not act, Pinned."""
     pointer, _ = await _find(bus, options.version)
     code = await _move(bus, pointer, options, out)
-    if (rejected := (await rejections_of(bus)).of(pointer)) is not None:
-        warn(f"warning: {pointer.version} was rejected {reason(rejected)}")
+    if (rejected := (await Pointers(bus).rejections()).of(pointer)) is not None:
+        warn(f"warning: {pointer.version} was rejected {_reason(rejected)}")
     return code
 
 
@@ -102,14 +100,14 @@ async def rollback(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
     take. The network that is left counts as rejected. NothingFound, Pinned."""
     history = [_read(entry) for entry in await bus.kv_history(BUCKET_POLICY, KEY_CHAMPION)]
     left = history[-1] if history else None
-    for pointer, passed_over in formers(history, await rejections_of(bus)):
+    for pointer, passed_over in formers(history, await Pointers(bus).rejections()):
         if refused := passed_over or await _refusal(bus, pointer):
             out.write(f"passed over {pointer.version}: {one_line(refused)}\n")
             continue
         why = f"{TAKEN_BACK}{left.version if left else 'an unreadable pointer'}: {options.why}"
         code = await _move(bus, pointer, argparse.Namespace(**{**vars(options), "why": why}), out)
         if left is not None and left.kind == "dqn":
-            await reject(bus, left, f"{who(options)} rolled back: {options.why}")
+            await Pointers(bus).reject(left, f"{who(options)} rolled back: {options.why}")
             out.write(f"rejected: {left.version}: no examiner promotes it again\n")
         return code
     raise NothingFound(
@@ -145,7 +143,7 @@ async def pin(bus: Bus, options: argparse.Namespace, out: TextIO) -> int:
 async def _move(bus: Bus, pointer: PolicyPointer, options: argparse.Namespace, out: TextIO) -> int:
     if refused := await _refusal(bus, pointer):
         raise (PolicyError if pointer.kind == "dqn" else UserError)(f"nothing was changed: {refused}")
-    pinned = await _pin(bus)
+    pinned = await Pointers(bus).pinned()
     if pinned is not None and pinned.version != pointer.version and options.what != "pin":
         raise Pinned(f"the champion is {what(pinned)}{by(pinned)}: tidegate policy pin --clear first")
     # A policy that an operator puts in force stays until somebody moves it: no examiner watches over it.
@@ -181,13 +179,7 @@ async def _find(bus: Bus, name: str) -> tuple[PolicyPointer, int]:
 async def _refusal(bus: Bus, pointer: PolicyPointer) -> str:
     """Why decision would refuse it; empty: it would not."""
     try:
-        if pointer.kind == "dqn":
-            data = await bus.object_get(BUCKET_WEIGHTS, pointer.version)
-            if data is None:
-                return f"policy {pointer.version!r}: no such object in {BUCKET_WEIGHTS}"
-            admit_network(pointer, data)
-        else:
-            admit_rule(pointer, HeuristicSettings(), np.random.default_rng(0))
+        await Pointers(bus).policy(pointer)
     except PolicyError as error:
         return str(error)
     return ""
@@ -205,16 +197,17 @@ def _ending(key: str, pointer: PolicyPointer) -> str:
     return f"{key}: {pointer.version} {', '.join(filter(None, words))}\n"
 
 
-async def _pin(bus: Bus) -> PinOrder | None:
-    """The pin that stands now."""
-    entry = await bus.kv_get(BUCKET_CONFIG, KEY_PIN)
-    if entry is None or entry.value is None:
-        return None
-    try:
-        found = read_order(KEY_PIN, entry.value)
-    except ValueError:
-        return None
-    return found if isinstance(found, PinOrder) and stands(found, time.time_ns()) else None
+def _listed(rejections: Rejections) -> str:
+    """Lines for the newest, newest first."""
+    rejected = rejections.rejected
+    lines = [f"rejected: {one.version} {_reason(one)}\n" for one in reversed(rejected[-REJECTIONS_LISTED:])]
+    if len(rejected) > REJECTIONS_LISTED:
+        lines.append(f"rejected: {len(rejected) - REJECTIONS_LISTED} more before these\n")
+    return "".join(lines)
+
+
+def _reason(one: Rejection) -> str:
+    return f"at {shown_time(one.when_ns)}: {one_line(one.why)}"
 
 
 def _read(entry: KvEntry) -> PolicyPointer | None:

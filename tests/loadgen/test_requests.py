@@ -9,6 +9,7 @@ import pytest
 
 from loadgen.requests import RequestTable, concatenated, default_max_tokens, empty_table
 from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
+from schemas.endings import Ending
 from tests.loadgen.workload.tables import workload
 
 NAN = float("nan")
@@ -85,3 +86,18 @@ def test_default_max_tokens_is_the_class_default_within_context_and_output() -> 
         ServiceClass.CHAT: ClassLimits(ttft_base_s=1, ttft_per_token_s=0, tpot_s=1, default_max_tokens=1024),
     }
     assert default_max_tokens(classes, prompt, output, limits).tolist() == [1024, 512, 1024, 900]
+
+
+def test_endings_go_with_their_rows_and_are_unknown_where_only_others_have_them() -> None:
+    silent = chain()
+    told = dataclasses.replace(silent, ending=np.arange(len(silent), dtype=np.uint8) % len(Ending)).check()
+    rows = np.flatnonzero(told.session == told.session[-1])
+    assert told.take(rows).ending.tolist() == told.ending[rows].tolist()
+    joined = concatenated([silent, told]).check()
+    assert joined.ending.dtype == np.uint8
+    assert joined.ending.tolist() == [Ending.UNKNOWN] * len(silent) + told.ending.tolist()
+    assert concatenated([silent, silent]).ending is None
+    with pytest.raises(ValueError, match="ending: row 0 holds 99"):
+        dataclasses.replace(silent, ending=np.full(len(silent), 99, np.uint8)).check()
+    with pytest.raises(ValueError, match="ending: int64"):
+        dataclasses.replace(silent, ending=np.zeros(len(silent), np.int64)).check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from loadgen.requests import NO_TURN
 from loadgen.returns_training import Waits, client_waits, cut_of, told, waits_of, walk, with_gaps_of
 from loadgen.workload import Workload, builtin
+from schemas.endings import Ending
+from services.actuator.memory import return_rates
 from services.actuator.memory.return_rates import HORIZON_S
 from services.actuator.memory.returns import ReturnEstimator
 
@@ -84,6 +87,28 @@ def test_sessions_take_the_gaps_of_a_trace(agents: Workload) -> None:
             row = int(table.next_turn[row])
         assert set(seen) <= {1.0, 2.0} or set(seen) <= {100.0, 200.0}, "one session's gaps, in turn"
         assert all(here != after for here, after in itertools.pairwise(seen))
+
+
+def test_how_turns_ended_reaches_the_estimator_and_goes_with_the_gaps(agents: Workload) -> None:
+    count = 400
+    ended = np.tile([Ending.TOOL, Ending.DONE], count // 2).astype(np.uint8)
+    gaps_s = np.where(ended == Ending.TOOL, 5.0, 500.0)
+    source = dataclasses.replace(waits(gaps_s.tolist(), 1e6), ending=ended)
+    for learned, told_apart in ((source, True), (source.without_endings(), False)):
+        estimator = ReturnEstimator()
+        walk(estimator, learned)
+        tool, done = (return_rates.within(estimator.kind_rates(0, one)[None], np.zeros(1), np.full(1, 30.0))[0]
+                      for one in (Ending.TOOL, Ending.DONE))  # fmt: skip
+        assert (tool - done > 0.8) == told_apart
+    assert source.take(np.array([1, 3])).ending.tolist() == [Ending.DONE] * 2
+    pairs = dataclasses.replace(source, session=np.repeat(np.arange(count // 2), 2), gap_s=gaps_s)
+    table = with_gaps_of(agents.requests, pairs, np.random.default_rng(0)).check()
+    follows = table.next_turn != NO_TURN
+    assert (table.think_s[follows] == np.where(table.ending == Ending.TOOL, 5.0, 500.0)[follows]).all()
+    assert (table.ending[~follows] == Ending.DONE).all(), "as the drawn session's last turn"
+    silent = with_gaps_of(agents.requests, pairs.without_endings(), np.random.default_rng(0))
+    assert silent.ending is None
+    assert np.array_equal(silent.think_s, table.think_s), "the same draws"
 
 
 def test_clients_calls_follow_their_rates(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from services.actuator.memory.return_rates import BINS
+from schemas.endings import Ending
+from services.actuator.memory.return_rates import BINS, HORIZON_S, add_exposure, bin_of
 
 F8 = NDArray[np.float64]
 
@@ -34,15 +35,38 @@ class Counts:
 
 
 class History:
-    """What a session did: its counts, its tempo and its last gap."""
+    """What a session did: its counts by ending, its tempo and its last gap."""
 
     __slots__ = ("counts", "gaps", "last_s", "log_mean")
 
     def __init__(self) -> None:
-        self.counts = Counts()
+        self.counts: dict[Ending, Counts] = {}
         self.gaps = 0
         self.last_s = 0.0
         self.log_mean = 0.0
+
+    def own(self, ending: Ending) -> Counts | None:
+        """Its counts after such endings; after UNKNOWN those of all. None where it has none."""
+        if ending is not Ending.UNKNOWN or not self.counts:
+            return self.counts.get(ending)
+        total = Counts()
+        for counts in self.counts.values():
+            total.events += counts.events
+            total.seconds += counts.seconds
+        return total
+
+    def add(self, gap_s: float, ending: Ending, tempo_memory: float, session_memory: float) -> None:
+        """It came back ``gap_s`` seconds after a turn that ended so; beyond the horizon only the tempo shows it."""
+        if gap_s <= HORIZON_S:
+            counts = self.counts.setdefault(ending, Counts())
+            counts.events *= session_memory
+            counts.seconds *= session_memory
+            add_exposure(counts.seconds, 0.0, gap_s)
+            counts.events[bin_of(gap_s)] += 1.0
+        keep = tempo_memory if self.gaps else 0.0
+        self.log_mean = keep * self.log_mean + (1.0 - keep) * math.log1p(gap_s)
+        self.last_s = gap_s
+        self.gaps += 1
 
     def context(self) -> int:
         if not self.gaps:
@@ -55,10 +79,11 @@ class Wait:
     """A session between two turns. Its rates are made when they are first asked for, and then stay for the wait:
     most waits end before anybody asks."""
 
-    __slots__ = ("context", "credited_s", "kind", "rates", "since_s")
+    __slots__ = ("context", "credited_s", "ending", "kind", "rates", "since_s")
 
-    def __init__(self, kind: int, context: int, since_s: float) -> None:
+    def __init__(self, kind: int, context: int, since_s: float, ending: Ending = Ending.UNKNOWN) -> None:
         self.kind = kind
+        self.ending = ending
         self.context = context
         self.since_s = since_s
         self.credited_s = 0.0

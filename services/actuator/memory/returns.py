@@ -1,26 +1,27 @@
 """When does a conversation come back, or has it ended? The estimator behind victims and prefetch. Pure.
 
-Each session's own gaps count first; where it has few they lean on the gaps of sessions of its kind that are at
-the same tempo, those on all sessions of the kind, and those on a flat guess (:func:`return_rates.shrunk` at every
-step); the hour of the day changes the kind's rates where data shows that it does (``return_hours``). A ``kind`` is
-whatever the caller tells apart: the service class, or the class together with how the last turn ended. Sessions that
-still wait teach too, as exposure without an event; learning from returns alone would call every long wait
-impossible. DESIGN sections 5 and 7.
+Each session's own gaps count first, those after a turn that ended as its last one did; where it has few they lean on
+the gaps of sessions of its kind after such an ending (``return_kinds``) and at the same tempo, and those on a flat
+guess (:func:`return_rates.shrunk` at every step); the hour of the day changes the kind's rates where data shows that
+it does (``return_hours``). A ``kind`` is whatever the caller tells apart: the service class. Sessions that still wait
+teach too, as exposure without an event; learning from returns alone would call every long wait impossible. DESIGN
+sections 5 and 7.
 
-All instants are seconds of one clock; ``now_s`` never runs backwards.
+Ask again while a session idles: every answer is given what is known by ``now_s``, that it is not back yet. A session
+that outstays its expectation is a different one. All instants are seconds of one clock; it never runs backwards.
 """
 
 from __future__ import annotations
-
-import math
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.endings import Ending
 from services.actuator.memory import return_rates as rates_of
-from services.actuator.memory.return_history import FIRST, Counts, History, Wait
+from services.actuator.memory.return_history import FIRST, History, Wait
 from services.actuator.memory.return_hours import HOURS, HourCounts
+from services.actuator.memory.return_kinds import Kinds
 from services.actuator.memory.return_rates import BINS, HORIZON_S
 from services.errors import MemoryPlaneError
 
@@ -36,6 +37,9 @@ class ReturnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     flat_strength: float = 0.05
     kind_strength: float = 4.0
     session_strength: float = 15.0
+    quick_trust: float = 0.7
+    """How far a rate goes from the kind's to the higher one at the session's tempo, as a power, 0 to 1: who has been
+    quick slows down in the end, and the surest tenth of the answers came true too seldom. Lower ones count whole."""
     tempo_memory: float = 0.8
     """Share of a session's tempo (mean of its log gaps) that survives a gap, 0 to 1."""
     session_memory: float = 0.97
@@ -69,9 +73,7 @@ class ReturnEstimator:
     def __init__(self, settings: ReturnSettings | None = None) -> None:
         self.settings = settings or ReturnSettings()
         self._flat = np.full(BINS, self.settings.flat_rate_per_s)
-        self._kinds: dict[int, Counts] = {}
-        self._contexts: dict[tuple[int, int], Counts] = {}
-        self._hours: dict[int, HourCounts] = {}
+        self._kinds = Kinds()
         self._histories: dict[int, History] = {}
         self._waits: dict[int, Wait] = {}
 
@@ -82,21 +84,18 @@ class ReturnEstimator:
     def with_kinds_only(self, settings: ReturnSettings) -> ReturnEstimator:
         """Another estimator that knows of kinds what this one knows now, and no session."""
         other = ReturnEstimator(settings)
-        other._kinds = {kind: counts.copy() for kind, counts in self._kinds.items()}
-        other._contexts = {place: counts.copy() for place, counts in self._contexts.items()}
-        other._hours = {kind: hours.copy() for kind, hours in self._hours.items()}
+        other._kinds = self._kinds.copy()
         return other
 
     def freeze_kinds(self) -> None:
         """What is known of kinds stays as it is from now on; sessions' own histories go on."""
         self.settings = msgspec.structs.replace(self.settings, learn_kinds=False)
 
-    def kind_rates(self, kind: int) -> F8:
-        """Rates of return of a kind as a whole, 1/s, float64 [BINS]: what is known without any history."""
-        counts = self._kinds.get(kind)
-        if counts is None:
-            return self._flat.copy()
-        return rates_of.shrunk(counts.events, counts.seconds, self._flat, self.settings.flat_strength)
+    def kind_rates(self, kind: int, ending: Ending = Ending.UNKNOWN) -> F8:
+        """Rates of return of a kind as a whole or after an ending, 1/s, float64 [BINS]: what is known without any
+        history."""
+        settings = self.settings
+        return self._kinds.rates(kind, ending, self._flat, settings.flat_strength, settings.kind_strength).copy()
 
     def hour_factors(self, kind: int) -> F8:
         """What a kind's rates are multiplied by in waits that begin in each hour of the day, float64 [24]; 1 where
@@ -108,11 +107,11 @@ class ReturnEstimator:
         """Rates of return of a waiting session, 1/s, float64 [BINS]. UnknownSession when it does not wait."""
         return self._rates(session, self._wait(session)).copy()
 
-    def finished(self, session: int, kind: int, now_s: float) -> None:
-        """A turn of the session ended: it waits from now on. A second call for a waiting one starts anew."""
+    def finished(self, session: int, kind: int, now_s: float, ending: Ending = Ending.UNKNOWN) -> None:
+        """A turn of the session ended so: it waits from now on. A second call for a waiting one starts anew."""
         history = self._histories.get(session)
         context = history.context() if history else FIRST
-        self._waits[session] = Wait(kind, context, now_s)
+        self._waits[session] = Wait(kind, context, now_s, ending)
 
     def returned(self, session: int, now_s: float) -> float:
         """Its next turn came: seconds it was away. UnknownSession when it did not wait."""
@@ -122,16 +121,7 @@ class ReturnEstimator:
         gap_s = max(now_s - wait.since_s, 0.0)
         history = self._remembered(session)
         self._credit(wait, gap_s, event=gap_s <= HORIZON_S)  # beyond the horizon it counts as ended
-        if gap_s <= HORIZON_S:
-            counts, memory = history.counts, self.settings.session_memory
-            counts.events *= memory
-            counts.seconds *= memory
-            rates_of.add_exposure(counts.seconds, 0.0, gap_s)
-            counts.events[rates_of.bin_of(gap_s)] += 1.0
-        keep = self.settings.tempo_memory if history.gaps else 0.0
-        history.log_mean = keep * history.log_mean + (1.0 - keep) * math.log1p(gap_s)
-        history.last_s = gap_s
-        history.gaps += 1
+        history.add(gap_s, wait.ending, self.settings.tempo_memory, self.settings.session_memory)
         return gap_s
 
     def closed(self, session: int, now_s: float) -> None:
@@ -182,16 +172,13 @@ class ReturnEstimator:
     def _rates(self, session: int, wait: Wait) -> F8:
         if wait.rates is not None:
             return wait.rates
-        settings = self.settings
-        rates, strength = self._flat, settings.flat_strength
-        for counts in (self._kinds.get(wait.kind), self._contexts.get((wait.kind, wait.context))):
-            if counts is not None:
-                rates = rates_of.shrunk(counts.events, counts.seconds, rates, strength)
-            strength = settings.kind_strength
-        history = self._histories.get(session)
-        rates = rates * self._hour_factor(wait, 0.0 if history is None else float(history.counts.events.sum()))
-        if history is not None:
-            own = history.counts
+        settings, history = self.settings, self._histories.get(session)
+        own = None if history is None else history.own(wait.ending)
+        kind = self.kind_rates(wait.kind, wait.ending)
+        factor = self._hour_factor(wait, 0.0 if own is None else float(own.events.sum()))
+        ratio = self._kinds.at_tempo(wait, kind, settings.kind_strength) / kind
+        rates = kind * np.where(ratio > 1.0, ratio**settings.quick_trust, ratio) * factor
+        if own is not None:
             rates = rates_of.shrunk(own.events, own.seconds, rates, settings.session_strength)
         wait.rates = rates
         return rates
@@ -205,7 +192,7 @@ class ReturnEstimator:
         return float(hours.factor(wait.since_s - self.settings.midnight_s) ** share)
 
     def _hours_of(self, kind: int) -> HourCounts | None:
-        hours = self._hours.get(kind) if self.settings.hours else None
+        hours = self._kinds.hours.get(kind) if self.settings.hours else None
         if hours is not None and hours.stale:
             hours.make(self.kind_rates(kind))
         return hours
@@ -216,27 +203,12 @@ class ReturnEstimator:
         if not self.settings.learn_kinds:
             return
         before_s, wait.credited_s = wait.credited_s, max(wait.credited_s, idle_s)
-        kind = self._kinds.setdefault(wait.kind, Counts())
-        for counts in (kind, self._contexts.setdefault((wait.kind, wait.context), Counts())):
-            if idle_s > before_s:
-                rates_of.add_exposure(counts.seconds, before_s, idle_s)
-            if event:
-                counts.events[rates_of.bin_of(idle_s)] += 1.0
+        returns = self._kinds.count(wait, before_s, idle_s, event)
         if self.settings.hours:
-            hours, began_s = self._hours.setdefault(wait.kind, HourCounts()), wait.since_s - self.settings.midnight_s
-            if idle_s > before_s:
-                hours.exposed(began_s, before_s, idle_s)
-            if event:
-                hours.returned(began_s)
-        if event and kind.events.sum() > self.settings.kind_memory_events:
-            self._halve(wait.kind)
-
-    def _halve(self, kind: int) -> None:
-        for counts in [self._kinds[kind], *(found for (of, _), found in self._contexts.items() if of == kind)]:
-            counts.events *= 0.5
-            counts.seconds *= 0.5
-        if (hours := self._hours.get(kind)) is not None:
-            hours.scale(0.5)
+            began_s = wait.since_s - self.settings.midnight_s
+            self._kinds.count_hour(wait.kind, began_s, before_s, idle_s, event)
+        if event and returns > self.settings.kind_memory_events:
+            self._kinds.halve(wait.kind)
 
     def _remembered(self, session: int) -> History:
         history = self._histories.pop(session, None) or History()

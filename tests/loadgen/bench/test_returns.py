@@ -41,6 +41,26 @@ def test_histories_beat_the_class_and_chances_come_true(tmp_path: Path) -> None:
     assert any("class median" in line for line in render(report))
 
 
+def test_endings_are_scored_beside_doing_without_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    lines = ["trace_id,t_s,prompt_tokens,output_tokens,think_time_s,stop"]
+    for session in range(1, 60):
+        gap_s = 0.0
+        for turn in range(20):
+            stop = rng.choice(["tool_use", "end_turn", ""], p=[0.6, 0.3, 0.1])
+            lines.append(f"trace_{session:04d},{turn * 100},{100 + turn},10,{gap_s:.2f},{stop}")
+            gap_s = rng.gamma(4.0, (150.0 if stop == "end_turn" else 5.0) / 4.0)
+    file = tmp_path / "sessions.csv"
+    file.write_text("\n".join(lines))
+    report = return_report(file, variants=True)
+    shown = {one.name: one for one in report.variants}
+    assert shown["endings"].log_loss[1] < shown["no endings"].log_loss[1] - 0.1
+    assert shown["endings"].log_loss == tuple(one.log_loss for one in report.questions[:3])
+    assert shown["endings"].log_loss[1] < shown["endings, asked at the turn's end only"].log_loss[1] - 0.1
+    assert any("surest tenth" in line for line in render(report))
+    assert return_report(table(tmp_path / "silent.csv", range(1, 40)), variants=True).variants == ()
+
+
 def test_the_later_part_is_examined_with_what_the_earlier_taught(tmp_path: Path) -> None:
     report = return_report(table(tmp_path / "sessions.csv", range(1, 120)))
     assert report.later is not None

@@ -76,7 +76,7 @@ def test_the_admission_is_every_rows_and_the_live_nodes() -> None:
     plan = Plan(
         workload=builtin("chat", duration_s=60.0, seed=1),
         fleet=fleet,
-        unit=UnitLoad(factor=1.0, share=0.85, evaluations=1),
+        unit=UnitLoad(factor=1.0, share=0.85),
         tables=[],
         duration_s=60.0,
         admission="deadline_shed",

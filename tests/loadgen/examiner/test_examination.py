@@ -39,7 +39,7 @@ class FakeTrials:
 
     def results(self, policy: Policy, keep: str = "") -> list[Result]:
         self.before_results()
-        return [Result(value, 0, 0 if keep else self.oom) for value in self.goodput.get(policy.version, [100.0] * 4)]
+        return [Result(value, 0 if keep else self.oom) for value in self.goodput.get(policy.version, [100.0] * 4)]
 
 
 class Running:

@@ -10,6 +10,7 @@ from loadgen.traces import read, session_split, trace_info
 from loadgen.traces.mooncake import linked
 from loadgen.workload import info
 from schemas.classes import ServiceClass
+from schemas.endings import Ending
 from services.errors import UserError
 from tests.loadgen.traces.files import AZURE, AZURE_2024, MOONCAKE, SESSIONS, written
 
@@ -128,6 +129,22 @@ def test_a_table_without_optional_columns_is_read(tmp_path: Path) -> None:
     assert row in chain
     assert table.cached_tokens[chain].tolist() == [0, 110, 0], "a shorter prompt was rewritten"
     assert table.think_s[chain].tolist() == [5.0, 4.0, 0.0]
+
+
+def test_how_turns_ended_is_carried_where_the_table_says_so(tmp_path: Path) -> None:
+    table = read(written(tmp_path, SESSIONS.replace("3.5,1.9,tool_use", "3.5,1.9,"))).requests
+    assert table.ending is not None
+    told = dict(zip(table.prompt_tokens.tolist(), table.ending.tolist(), strict=True))
+    assert told == {
+        1600: Ending.TOOL, 900: Ending.TOOL, 1100: Ending.DONE, 2000: Ending.UNKNOWN, 1000: Ending.DONE,
+        500: Ending.DONE,
+    }  # fmt: skip
+    named = read(written(tmp_path, SESSIONS.replace(",stop,", ",finish_reason,").replace("tool_use", "length"), "b"))
+    assert named.requests.ending is not None
+    assert (named.requests.ending == Ending.LENGTH).sum() == 3
+    bare = "trace_id,t_s,prompt_tokens,output_tokens\na,0,100,10\na,5,150,10\n"
+    for text in (bare, AZURE, MOONCAKE):
+        assert read(written(tmp_path, text, "silent")).requests.ending is None, "nobody says: not 0 of anything"
 
 
 def test_format_and_class_can_be_named(tmp_path: Path) -> None:

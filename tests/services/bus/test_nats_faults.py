@@ -244,6 +244,16 @@ async def test_nobody_at_the_address_is_said_in_time(server: EmbeddedServer) -> 
         await connect(server.url, first_connect_limit_s=0.4)
 
 
+async def test_a_server_that_is_frozen_is_said_not_to_answer(server: EmbeddedServer) -> None:
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(BusUnavailable, match=r"\(no answer\)"):
+            await connect(server.url, first_connect_limit_s=2.2)  # nats-py gives up a try after 2 s
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
 async def test_the_first_connection_waits_for_a_server_that_comes_late(server: EmbeddedServer) -> None:
     await server.stop()
     connecting = asyncio.ensure_future(connect_to(server))

@@ -6,12 +6,14 @@ import pytest
 from schemas.actions import Action
 from schemas.features import FEATURE
 from schemas.transitions import REWARD_PARTS, TransitionBatch
+from services import qweights
 from services.errors import PolicyError
 from services.learner.agent import tensors_of
 from services.learner.settings import Settings
 from services.learner.training import Trainer
 from services.learner.update import targets
 from services.qnet import QNet, digest
+from services.qweights import Origin, veto_of
 from tests.services.learner.batches import batch, deliver, state
 
 SMALL = Settings(hidden=(32,), capacity_rows=512, warmup_rows=16, batch=16, publish_updates=10, seed=3)
@@ -220,6 +222,15 @@ def test_a_restored_learner_goes_on_where_the_checkpoint_was_written(keep_rows: 
     if keep_rows:
         ours, theirs = tensors_of(one.agent), tensors_of(other.agent)
         assert all(np.array_equal(ours[name], theirs[name]) for name in ours), "not one bit differs"
+
+
+def test_a_restored_learners_candidates_keep_the_veto_of_the_champion_it_began_from() -> None:
+    champion = QNet((32,), risk_size=4, origin=Origin(seed=7, command="tidegate train", config={"veto": 0.25}))
+    one = Trainer(SMALL, start=champion)
+    assert veto_of(qweights.load(one.make_candidate().data)) == 0.25
+    other = Trainer(SMALL)
+    other.restore(one.checkpoint("life"), "life")
+    assert qweights.load(other.make_candidate().data).origin == champion.origin
 
 
 def test_a_checkpoint_while_the_replay_is_refilled_does_not_go_back() -> None:

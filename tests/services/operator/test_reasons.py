@@ -23,7 +23,8 @@ from tests.services.decision.rows import state
 
 SETTINGS = HeuristicSettings(
     latency_high=1.1, latency_low=0.9, first_token_late=0.3, preemption_high=0.5, tighten_every_steps=3, evict_high=0.6,
-    evict_waiting=0.4, reserved_high=0.85, frag_high=0.5, queue_low=1.0, ceiling_near=0.95,
+    evict_waiting=0.4, evict_host_use=0.6, evict_every_steps=2, reserved_high=0.85, frag_high=0.5, queue_low=1.0,
+    ceiling_near=0.95,
 )  # fmt: skip
 """Named here, since the defaults are tuned."""
 
@@ -37,7 +38,8 @@ def near(rng: np.random.Generator) -> Row:
         "tpot_p95": [0.5, 0.9, 1.0, 1.1, 2.0, np.nan], "ttft_p95": [0.1, 0.3, 0.9, np.nan],
         "preemption_rate": [0.0, 0.5, 3.0, np.nan], "since_tighten": [0, 2, 3, 300],
         "u_reserved": [0.5, 0.85, 1.0, np.nan], "running": [1, 243, 244, 256], "max_running": [256.0, 257.0],
-        "neighbour_queue": [0, 1, np.nan], "f_frag": [0.2, 0.5, 0.9, np.nan],
+        "neighbour_queue": [0, 1, np.nan], "f_frag": [0.2, 0.5, 0.9, np.nan], "since_evict": [0, 1, 2, 300],
+        "host_use": [0.1, 0.59, 0.6, 0.9, np.nan], "rho": [1.0, 1.05, 1.1, 1.6, np.nan],
     }  # fmt: skip
     for name, choices in values.items():
         row[FEATURE[name]] = rng.choice(choices)

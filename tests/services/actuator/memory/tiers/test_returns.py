@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from schemas.endings import Ending
 from services.actuator.memory import return_rates
 from services.actuator.memory.return_rates import BINS, EDGES_S, HORIZON_S
 from services.actuator.memory.returns import ReturnEstimator, ReturnSettings, UnknownSession
@@ -171,3 +172,95 @@ def test_memory_is_bounded() -> None:
         estimator.finished(session, CHAT, 0.0)
         estimator.returned(session, 1.0)
     assert len(estimator._histories) == 10
+
+
+def told_apart() -> ReturnEstimator:
+    """Tools answer in about 5 s, readers in about 500 s; nine turns in ten end in a tool call."""
+    rng, estimator = np.random.default_rng(3), ReturnEstimator()
+    for number in range(2000):
+        ending, mean_s = (Ending.DONE, 500.0) if number % 10 == 0 else (Ending.TOOL, 5.0)
+        estimator.finished(number, CHAT, 0.0, ending)
+        estimator.returned(number, float(rng.gamma(4.0, mean_s / 4.0)))
+    return estimator
+
+
+def test_how_a_turn_ended_tells_who_is_next() -> None:
+    estimator = told_apart()
+    for session, ending in ((-1, Ending.TOOL), (-2, Ending.DONE), (-3, Ending.UNKNOWN), (-4, Ending.LENGTH)):
+        estimator.finished(session, CHAT, 0.0, ending)
+    tool, done, unknown, never_seen = estimator.within(np.array([-1, -2, -3, -4]), 0.0, 60.0)
+    assert tool > 0.98
+    assert done < 0.05
+    assert unknown == pytest.approx(0.9, abs=0.02), "any ending: as often as all of them together came back"
+    assert never_seen == pytest.approx(unknown, abs=0.02), "an ending nobody saw yet leans on the kind"
+
+
+def test_a_source_that_never_says_how_turns_ended_is_none_the_worse() -> None:
+    """What is learned of turns with endings answers those without as if no ending had ever been told."""
+    said, silent = ReturnEstimator(), ReturnEstimator()
+    rng = np.random.default_rng(4)
+    for number in range(500):
+        gap_s, ending = float(rng.exponential(30.0)), Ending(1 + number % 2)
+        for estimator, told in ((said, ending), (silent, Ending.UNKNOWN)):
+            estimator.finished(number, CHAT, 0.0, told)
+            estimator.returned(number, gap_s)
+    for estimator in (said, silent):
+        estimator.finished(-1, CHAT, 1e6)
+    assert said.waiting_rates(-1) == pytest.approx(silent.waiting_rates(-1))
+
+
+def test_a_session_s_gaps_after_one_ending_say_nothing_of_another() -> None:
+    estimator = told_apart()
+    now_s = 0.0
+    for _ in range(40):
+        estimator.finished(-1, CHAT, now_s, Ending.TOOL)
+        now_s += 5.0
+        estimator.returned(-1, now_s)
+    estimator.finished(-1, CHAT, now_s, Ending.DONE)
+    assert estimator.within(one(-1), now_s, 60.0)[0] < 0.1, "it was quick after tools; now a reader is next"
+
+
+def test_who_has_been_quick_is_not_taken_at_its_word() -> None:
+    said = {}
+    for trust in (1.0, 0.7):
+        rng, estimator = np.random.default_rng(6), ReturnEstimator(ReturnSettings(quick_trust=trust))
+        for number in range(60):
+            for turn in range(10):
+                estimator.finished(number, CHAT, turn * 1e4)
+                estimator.returned(number, turn * 1e4 + float(rng.exponential(5.0 if number % 2 else 200.0)))
+            estimator.finished(number, CHAT, 1e6)
+        chances = estimator.within(np.arange(60), 1e6, 10.0)
+        said[trust] = chances[1::2].mean(), chances[::2].mean()
+    (sure_quick, sure_slow), (quick, slow) = said[1.0], said[0.7]
+    assert 0.6 < quick < sure_quick - 0.02, "the surest answers are drawn towards the kind's"
+    assert slow == pytest.approx(sure_slow, abs=0.02), "who has been slow is"
+
+
+@given(st.lists(st.floats(1.0, 4000.0), min_size=1, max_size=40), st.floats(0.1, 8000.0), st.floats(1.0, 3000.0))
+def test_asked_again_after_some_idle_time_it_answers_with_the_truncated_distribution(
+    gaps: list[float], idle_s: float, window_s: float
+) -> None:
+    estimator = taught(gaps, ended=len(gaps) // 3)
+    estimator.finished(-1, CHAT, 100.0, Ending.UNKNOWN)
+    later_s = 100.0 + idle_s
+    by_now, by_then = (float(estimator.within(one(-1), 100.0, span)[0]) for span in (idle_s, idle_s + window_s))
+    never = float(estimator.ended(one(-1), 100.0)[0])
+    away = 1.0 - by_now
+    assume(away > 1e-3)  # below, the test's own differences lose their digits
+    assert estimator.within(one(-1), later_s, window_s)[0] == pytest.approx((by_then - by_now) / away, abs=1e-9)
+    assert estimator.ended(one(-1), later_s)[0] == pytest.approx(never / away, abs=1e-9)
+    if (returns := 1.0 - never / away) > 1e-3:
+        half_s = float(estimator.quantile(one(-1), later_s, 0.5)[0])
+        first = float(estimator.within(one(-1), 100.0, idle_s + half_s)[0])
+        assert (first - by_now) / away == pytest.approx(0.5 * returns, abs=1e-6)
+
+
+def test_the_truncated_answers_come_true() -> None:
+    rng = np.random.default_rng(5)
+    gaps_s = np.where(rng.random(6000) < 0.7, rng.exponential(8.0, 6000), rng.exponential(400.0, 6000))
+    estimator = taught(gaps_s[:3000].tolist())
+    estimator.finished(-1, CHAT, 0.0)
+    for idle_s in (0.0, 20.0, 100.0):
+        left_s = gaps_s[3000:][gaps_s[3000:] > idle_s] - idle_s
+        said = float(estimator.within(one(-1), idle_s, 30.0)[0])
+        assert said == pytest.approx((left_s <= 30.0).mean(), abs=0.04), idle_s

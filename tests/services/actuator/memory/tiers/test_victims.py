@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.endings import Ending
 from services.actuator.memory.returns import ReturnEstimator
 from services.actuator.memory.victims import (
     Choice,
@@ -74,6 +75,20 @@ def test_the_estimator_tells_who_has_gone_quiet() -> None:
     sessions = idle_sessions(estimator, np.array([1000, 1001]), size, size / 131_072, size, now_s=300.0)
     assert sessions.returns[0] < 0.1 < 0.6 < sessions.returns[1]
     assert rows(choose(sessions, 1 * GB, MACHINE, PRICE)) == [0]
+
+
+def test_each_plan_asks_again_what_is_known_by_then() -> None:
+    """Turns end in a tool call; most tools answer in seconds, and those that have not after a minute take long."""
+    estimator, rng = ReturnEstimator(), np.random.default_rng(0)
+    for number in range(1000):
+        estimator.finished(number, 0, 0.0, Ending.TOOL)
+        estimator.returned(number, float(rng.exponential(5.0 if number % 10 else 2000.0)))
+    estimator.finished(-1, 0, 0.0, Ending.TOOL)
+    one, size = np.array([-1]), np.array([1 * GB])
+    first, later = (idle_sessions(estimator, one, size, size / 131_072, size, now_s=now_s) for now_s in (0.0, 60.0))
+    assert first.returns[0] > 0.9
+    assert later.returns[0] < 0.4
+    assert later.away_s[0] > 5 * first.away_s[0]
 
 
 def test_who_has_a_copy_goes_before_who_must_be_carried() -> None:
