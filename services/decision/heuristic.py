@@ -12,12 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.actions import RHO_MAX, RHO_MIN, RHO_STEP, Action
+from schemas.actions import RHO_MAX, RHO_STEP, Action
 from schemas.features import FEATURE
 from services.decision.shield import ALLOWED
 
-ABOVE_BASE: Final = RHO_MIN + RHO_STEP / 2
-"""From here rho is above 1.0, whatever float32 made of it."""
 ONE_LINE_RHO: Final = RHO_MAX
 ONE_LINE_EVICT: Final = 0.5
 
@@ -29,14 +27,17 @@ _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 class HeuristicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Thresholds of :func:`choose`, made to be tuned per fleet."""
 
-    latency_high: _NotNegative = 1.1
+    latency_high: _NotNegative = 1.2
     """p95 of time per output token over the class limit from which to tighten; 1 = at the limit."""
     latency_low: _NotNegative = 0.9
-    """The same ratio below which there is room to widen."""
-    first_token_late: _NotNegative = 0.3
+    """The same ratio below which there is room to widen for a queue that waits for memory."""
+    slots_low: _NotNegative = 0.8
+    """The same ratio below which there is room to widen for a queue that waits for slots. A ceiling that was opened to
+    late tokens, because first tokens were late as well, cost overloaded chat up to seven eighths of its goodput where
+    no running cap held it."""
+    first_token_late: _NotNegative = 1.0
     """p95 of time to first token over the class limit from which late tokens are no reason to tighten: a smaller
-    batch would only lengthen a queue that is late already. Tightening on late tokens alone cost an emulated chat
-    load beyond its card's compute more than half of its goodput (``tests/loadgen/test_replay.py``)."""
+    batch would only lengthen a queue that is late already (``tests/loadgen/test_replay.py``)."""
     preemption_high: _NotNegative = 0.05
     """Preemptions a second from which to tighten, and not to widen: one in the window of 10 s is 0.1."""
     tighten_every_steps: Annotated[int, msgspec.Meta(ge=0)] = 3
@@ -68,11 +69,11 @@ class HeuristicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 def choose(features: NDArray[np.float32], mask: NDArray[np.uint8], settings: HeuristicSettings) -> Actions:
     """The heuristic's action int8 [n] for raw states float32 [n, F] under masks uint8 [n].
 
-    Tighten on preemptions, on late tokens while first tokens are in time, and where a neighbour waits for memory that
-    this worker's own queue does not; evict when physical KV comes near the hard quota and the host tier has room;
-    widen when the queue waits for slots, or for memory that no neighbour waits for, and tokens are in time or first
-    tokens late as well; compact when a neighbour waits for pages that are scattered here; else hold. An absent feature
-    never triggers a rule.
+    Tighten on preemptions, and on late tokens while first tokens are in time (never for a neighbour's sake: it lowers
+    the ceiling as well); evict when physical KV comes near the hard quota and the host tier has room; widen when the
+    queue waits for slots and tokens are well in time, or for memory that no neighbour waits for and tokens are in time
+    or first tokens late as well; compact when a neighbour waits for pages that are scattered here; else hold. An absent
+    feature never triggers a rule.
     """
     columns = {name: features[:, FEATURE[name]] for name in _READ}
     s, c = settings, columns
@@ -86,10 +87,10 @@ def choose(features: NDArray[np.float32], mask: NDArray[np.uint8], settings: Heu
     neighbours_wait = c["neighbour_queue"] >= s.queue_low
     preempts = c["preemption_rate"] >= s.preemption_high
     hurts = ((c["tpot_p95"] >= s.latency_high) & queue_in_time) | preempts
-    owes = neighbours_wait & ~waiting & (c["rho"] >= ABOVE_BASE)
+    slack = ~(c["tpot_p95"] >= s.slots_low)
     full_slots = (c["l_queue"] >= s.queue_low) & (c["running"] >= s.ceiling_near * c["max_running"])
     rules = (
-        (Action.TIGHTEN, (hurts | owes) & (c["since_tighten"] >= s.tighten_every_steps)),
+        (Action.TIGHTEN, hurts & (c["since_tighten"] >= s.tighten_every_steps)),
         (
             Action.EVICT,
             ((filled >= s.evict_high) | (waiting & (filled >= s.evict_waiting)))
@@ -98,7 +99,8 @@ def choose(features: NDArray[np.float32], mask: NDArray[np.uint8], settings: Heu
         ),
         (
             Action.WIDEN,
-            room & ~preempts & ((waiting & ~neighbours_wait & (c["u_reserved"] >= s.reserved_high)) | full_slots),
+            ~preempts
+            & ((room & waiting & ~neighbours_wait & (c["u_reserved"] >= s.reserved_high)) | (slack & full_slots)),
         ),
         (Action.COMPACT, neighbours_wait & (c["f_frag"] >= s.frag_high)),
     )
@@ -113,7 +115,7 @@ def choose(features: NDArray[np.float32], mask: NDArray[np.uint8], settings: Heu
 _READ: Final = (
     "u_alloc", "du_alloc", "q0_share", "quota_hard", "l_queue", "l_queue_memory", "tpot_p95", "ttft_p95",
     "preemption_rate", "since_tighten", "since_evict", "u_reserved", "running", "max_running", "neighbour_queue",
-    "f_frag", "rho", "host_use",
+    "f_frag", "host_use",
 )  # fmt: skip
 
 

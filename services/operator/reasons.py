@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from schemas.actions import ACTION_COUNT, Action, MaskReason
 from schemas.features import FEATURE, FEATURES
-from services.decision.heuristic import ABOVE_BASE, HeuristicSettings
+from services.decision.heuristic import HeuristicSettings
 from services.decision.shield import ShieldSettings
 
 Row = NDArray[np.float32]
@@ -108,14 +108,13 @@ def heuristic_rules(row: Row, s: HeuristicSettings) -> tuple[Rule, ...]:
             (
                 (at_least("tpot_p95", s.latency_high), under("ttft_p95", s.first_token_late), rested),
                 (at_least("preemption_rate", s.preemption_high), rested),
-                (neighbours, under("l_queue_memory", s.queue_low), at_least("rho", ABOVE_BASE), rested),
             ),
         ),
         Rule(
             Action.EVICT,
             ((use, host, spaced), (waiting, use._replace(threshold=s.evict_waiting), host, spaced)),
         ),
-        Rule(Action.WIDEN, tuple(why + how for why in (room, late) for how in (memory, queued))),
+        Rule(Action.WIDEN, (room + memory, late + memory, (under("tpot_p95", s.slots_low), *queued))),
         Rule(Action.COMPACT, ((neighbours, at_least("f_frag", s.frag_high)),)),
     )
 

@@ -20,6 +20,7 @@ from loadgen.examiner.settings import Settings as ExaminerSettings
 from loadgen.examiner.settings import ShadowLimits
 from loadgen.examiner.trials import Result, Trial
 from loadgen.load import tables_at
+from loadgen.policies import TIDEGATE
 from loadgen.workload import builtin
 from schemas.codec import pack
 from schemas.engine import Failure, SampleReply
@@ -57,20 +58,26 @@ ANYTHING = ExaminerSettings(
 @functools.cache
 def trial() -> Trial:
     workload = builtin("chat", duration_s=DURATION_S, seed=5)
-    return Trial("chat", FleetConfig(workers_per_card=2), tables_at(workload, 0.3, 2, DURATION_S, 5), DURATION_S)
+    return Trial(
+        "chat", FleetConfig(workers_per_card=2, mode=TIDEGATE), tables_at(workload, 0.3, 2, DURATION_S, 5), DURATION_S
+    )
 
 
 @functools.cache
 def pressed() -> Trial:
     """Who only holds here serves half of what the heuristic does: control that is lost shows."""
     workload = builtin("mixed", duration_s=DURATION_S, seed=5)
-    return Trial("mixed", FleetConfig(workers_per_card=2), tables_at(workload, 0.5, 2, DURATION_S, 5), DURATION_S)
+    return Trial(
+        "mixed", FleetConfig(workers_per_card=2, mode=TIDEGATE), tables_at(workload, 0.5, 2, DURATION_S, 5), DURATION_S
+    )
 
 
 @functools.cache
 def two_cards() -> Trial:
     workload = builtin("chat", duration_s=900.0, seed=5)
-    return Trial("chat", FleetConfig(cards=2, workers_per_card=2), tables_at(workload, 0.6, 4, 900.0, 5), 900.0)
+    return Trial(
+        "chat", FleetConfig(cards=2, workers_per_card=2, mode=TIDEGATE), tables_at(workload, 0.6, 4, 900.0, 5), 900.0
+    )
 
 
 @functools.cache

@@ -94,7 +94,7 @@ def test_tightening_on_late_tokens_alone_starves_a_card_that_is_short_of_compute
     rules = policy_named("heuristic")
     default = replay(CONFIG, chat, rules, 600.0).summary.goodput_tokens_per_s
     starved = replay(CONFIG, chat, rules, 600.0, controls=careless).summary.goodput_tokens_per_s
-    assert starved < 0.5 * default
+    assert starved < 0.6 * default
 
 
 def test_load_one_is_where_the_reference_meets_the_slo_for_85_percent() -> None:
