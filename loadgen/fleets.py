@@ -32,7 +32,7 @@ __all__ = [
 
 UNIT_LOADS: Final = Path(__file__).with_name("fleets_unit_load.json")
 QUICK_SEEDS: Final = (1_000_001, 1_000_002)
-"""Of no examination and no training."""
+"""Of no examination."""
 QUICK_S: Final = 200.0
 QUICK_PRECISION: Final = 0.08
 

@@ -23,7 +23,7 @@ from tests.loadgen.demo.demos import Demo, refuses
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-POLICIES = {"static", "fixed:1.6", "vllm_recompute", "vllm_offload", "heuristic", "loop"}
+POLICIES = {"static", "fixed:1.6", "vllm_recompute", "vllm_offload", "vllm_offload+fast", "heuristic", "loop"}
 FIGURES = {
     "goodput_tokens_per_s", "tokens_per_s", "hbm_utilisation", "queue_wait_p99_s", "tpot_p99_ms", "preemptions", "oom",
 }  # fmt: skip

@@ -44,9 +44,15 @@ async def ended(process: asyncio.subprocess.Process, how: signal.Signals) -> int
 
 
 async def there(path: Path, process: asyncio.subprocess.Process) -> None:
-    while not path.exists():  # noqa: ASYNC240  # what is waited for is the file
-        assert process.returncode is None, "the process ended before it was up"
-        await asyncio.sleep(0.02)
+    while True:
+        try:
+            _, writer = await asyncio.open_unix_connection(path)
+        except (FileNotFoundError, ConnectionRefusedError):  # it is there a moment before somebody listens
+            assert process.returncode is None, "the process ended before it was up"
+            await asyncio.sleep(0.02)
+        else:
+            writer.close()
+            return
 
 
 class Loop:
