@@ -44,10 +44,17 @@ async def ended(process: asyncio.subprocess.Process, how: signal.Signals) -> int
 
 
 async def there(path: Path, process: asyncio.subprocess.Process) -> None:
+    while not path.exists():  # noqa: ASYNC240  # what is waited for is the file
+        assert process.returncode is None, "the process ended before it was up"
+        await asyncio.sleep(0.02)
+
+
+async def listens(path: Path, process: asyncio.subprocess.Process) -> None:
+    await there(path, process)
     while True:
         try:
             _, writer = await asyncio.open_unix_connection(path)
-        except (FileNotFoundError, ConnectionRefusedError):  # it is there a moment before somebody listens
+        except ConnectionRefusedError:  # the socket is there a moment before somebody listens
             assert process.returncode is None, "the process ended before it was up"
             await asyncio.sleep(0.02)
         else:
@@ -127,7 +134,7 @@ async def test_a_killed_actuator_leaves_no_raised_quota_behind(tmp_path, server)
     first = await actuator(server, folder)
     second = None
     try:
-        await there(folder / NODE_SOCKET, node)
+        await listens(folder / NODE_SOCKET, node)
         loop = Loop(bus, EngineClient("node", folder / NODE_SOCKET, 60.0))
 
         async def arrived(messages) -> None:
@@ -172,7 +179,7 @@ async def test_a_node_process_replays_to_the_end_and_writes_its_results(tmp_path
     write_config(tmp_path / "node.json", settings)
     node = await start("-m", "loadgen.node", "--config", str(tmp_path / "node.json"))
     try:
-        await there(tmp_path / "s" / NODE_SOCKET, node)
+        await listens(tmp_path / "s" / NODE_SOCKET, node)
         client = EngineClient("node", tmp_path / "s" / NODE_SOCKET, 60.0)
         reply = await client.request(Sample(2, BOOT, 60.0), SampleReply)
         assert (reply.step, reply.finished, reply.workers) == (3, True, WORKERS)
