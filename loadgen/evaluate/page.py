@@ -9,11 +9,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.bench.returns_scores import Question
 from loadgen.evaluate import plots, text
 from loadgen.evaluate.bootstrap import Ratio
 from loadgen.evaluate.examination import Examination
 from loadgen.evaluate.matrix import BASELINE, MAIN_ADMISSIONS, SYSTEM_ADMISSION
-from loadgen.evaluate.records import Curve, Question
+from loadgen.evaluate.records import Curve
 from loadgen.evaluate.result import Figures, Result, Worst, by_configuration, plain
 from loadgen.evaluate.table import Name, Table
 

@@ -16,7 +16,8 @@ import numpy as np
 from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
-from loadgen.evaluate.records import Curve, Question
+from loadgen.bench.returns_scores import Question
+from loadgen.evaluate.records import Curve
 from loadgen.evaluate.result import Result, Worst, plain
 from schemas.actions import Action
 
@@ -168,9 +169,9 @@ def diagram(questions: Sequence[Question]) -> str:
     with _figure(5, 4.5) as (_, axes, svg):
         axes.plot([0, 1], [0, 1], color="black", lw=0.8)
         for k, question in enumerate(questions):
-            bands = [band for band in question.bands if band.count]
-            size = [8 + 120 * band.count / max(1, question.asked) for band in bands]
-            said, true = ([getattr(band, name) for band in bands] for name in ("predicted", "observed"))
+            told = question.reliability
+            size = [8 + 120 * count / max(1, question.asked) for count in told.count]
+            said, true = told.predicted, told.observed
             axes.plot(said, true, lw=0.8, color=COLOURS[k % len(COLOURS)])
             axes.scatter(said, true, s=size, color=COLOURS[k % len(COLOURS)], label=question.name)
         axes.set_xlabel("probability that was said")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from loadgen.bench.returns_scores import Question
 from services.errors import UserError
 
 
@@ -25,25 +26,6 @@ class Curve(NamedTuple):
 
     name: str
     points: list[Point]
-
-
-class Band(msgspec.Struct, frozen=True):
-    """Answers between two tenths: what they said on average, what came true."""
-
-    count: int
-    predicted: float
-    observed: float
-
-
-class Question(msgspec.Struct, frozen=True):
-    """One yes-or-no question of the return estimator."""
-
-    name: str
-    asked: int
-    log_loss: float
-    log_loss_class: float
-    error: float
-    bands: list[Band]
 
 
 class _Returns(msgspec.Struct, frozen=True):

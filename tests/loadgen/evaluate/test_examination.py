@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from loadgen.bench.returns_scores import Question, Reliability
 from loadgen.evaluate import cli, matrix, runs
 from loadgen.evaluate.cache import Cache
 from loadgen.evaluate.matrix import QUICK, SYSTEM_ADMISSION
@@ -50,9 +51,10 @@ def examined(tmp_path_factory: pytest.TempPathFactory) -> Examined:
     log.write_text(
         '{"note": "no point"}\n{"transitions": 10, "ratio": 0.9, "worst": 0.5}\n{"transitions": 20, "ratio": 1}\n'
     )
-    bands = [{"low": 0.0, "high": 0.1, "count": 9, "predicted": 0.05, "observed": 0.06}]
-    question = {"name": "ended", "asked": 9, "log_loss": 0.1, "log_loss_class": 0.2, "error": 0.01, "bands": bands}
-    (folder / "returns.json").write_text(json.dumps({"questions": [question]}))
+    question = Question(
+        "ended", 9, 0.1, 0.1, 0.2, 0.3, 0.05, 0.06, 0.07, 0.01, 0.02, Reliability((0.05,), (0.06,), (9,))
+    )
+    (folder / "returns.json").write_bytes(msgspec.json.encode({"questions": [question], "trace": "as bench writes it"}))
     options = (
         "--quick", "--seconds", "40", "--jobs", "1", "--policy", *policies, "--extra", "heuristic-no_evict",
         "--json", str(folder / "out.json"), "--html", str(folder / "out.html"), "--cache", str(folder / "cache"),
