@@ -56,9 +56,9 @@ class HeuristicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """How far the growth of physical KV is extrapolated, seconds."""
     reserved_high: _NotNegative = 0.95
     """Reserved KV over the soft quota from which a queue is taken to wait for rho, 0 to 1."""
-    frag_high: _Share = 0.3
+    frag_high: _Share = 0.2
     """f_frag from which free memory is too scattered to hand over, 0 to 1. Page-aware allocation keeps one long run
-    of free blocks, beside which some holes are already 0.1; packing those cost goodput where it was tried."""
+    of free blocks, beside which some holes are already 0.1."""
     queue_low: _NotNegative = 1.0
     """Requests waiting for memory from which there is a queue, requests."""
     ceiling_near: _Share = 0.95
