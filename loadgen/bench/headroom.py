@@ -71,7 +71,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bench_headroom(
-    *, admission: str = "deadline_cap_shed", seconds: float = 300.0, horizon_steps: int = 15, every_steps: int = 2,
+    *, admission: str = "deadline_cap_shed", seconds: float = 240.0, horizon_steps: int = 45, every_steps: int = 4,
     names: Sequence[str] = (), jobs: int = 2, tell: Callable[[str], None] = lambda line: None,
 ) -> Report:  # fmt: skip
     """Measure it on the held-out configurations (``names``: only those), a minute or so of CPU each; UserError for an
@@ -86,6 +86,8 @@ def bench_headroom(
     ]  # fmt: skip
     runs = []
     for _, found in results(measure, tasks, jobs):
+        if min(found.heuristic, found.holding, found.clairvoyant) <= 0:
+            raise UserError(f"{found.configuration}: nothing met its limits in {seconds:g} s, expected more --seconds")
         runs.append(found)
         tell(
             f"{found.configuration}: holding {found.holding / found.heuristic:.3f}, "

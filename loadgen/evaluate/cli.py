@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from loadgen.outputs import check_file, write_atomically, write_json
-from services.errors import UserError
+from services.errors import PolicyError, UserError
 
 SHIPPED = Path(__file__).parents[1] / "policy" / "shipped.safetensors"
+_LEAST_S = 2.0
+"""One decision: a shorter trace counts nothing."""
+_HELD_OUT_ONLY = ("traces", "seconds", "extra", "cache", "training_log", "returns")
+"""Options that the article's cluster and the adversarial run have no use for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,18 +49,43 @@ def run(namespace: argparse.Namespace) -> int:
     """Examine; the exit code."""
     check_file("--json", namespace.json)
     check_file("--html", namespace.html)
+    if (
+        namespace.json is not None
+        and namespace.html is not None
+        and namespace.json.resolve() == namespace.html.resolve()
+    ):
+        raise UserError(f"--json, --html: found {namespace.json} for both, expected two files")
     if namespace.jobs < 1:
         raise UserError(f"--jobs: found {namespace.jobs}, expected 1 or more")
     if namespace.cache is not None and namespace.cache.exists() and not namespace.cache.is_dir():
         raise UserError(f"--cache: found the file {namespace.cache}, expected a folder")
     if namespace.adversarial is not None:
+        _refuse_unused(namespace, "--adversarial", (*_HELD_OUT_ONLY, "policy", "html"))
         return _adversarial(namespace)
-    return _article(namespace) if namespace.scenario == "article" else _held_out(namespace)
+    if namespace.scenario == "article":
+        _refuse_unused(namespace, "--scenario article", _HELD_OUT_ONLY)
+        return _article(namespace)
+    return _held_out(namespace)
 
 
 def policies(namespace: argparse.Namespace) -> list[Path]:
     """The networks asked for, else the shipped one where there is one."""
-    return list(namespace.policy or ([SHIPPED] if SHIPPED.exists() else []))
+    found = list(namespace.policy or ([SHIPPED] if SHIPPED.exists() else []))
+    from loadgen.evaluate.entrants import loaded
+
+    for path in found:
+        try:
+            loaded(str(path.absolute()))
+        except PolicyError as error:
+            raise UserError(f"--policy {path}: {error}") from error
+    return found
+
+
+def _refuse_unused(namespace: argparse.Namespace, asked: str, options: Sequence[str]) -> None:
+    """UserError for the options that ``asked`` would pass over in silence."""
+    given = [f"--{name.replace('_', '-')}" for name in options if getattr(namespace, name) not in (None, [])]
+    if given:
+        raise UserError(f"{', '.join(given)}: found beside {asked}, which has no use for it")
 
 
 def _held_out(namespace: argparse.Namespace) -> int:
@@ -63,8 +94,10 @@ def _held_out(namespace: argparse.Namespace) -> int:
 
     plan = QUICK if namespace.quick else Plan()
     asked = {name: getattr(namespace, name) for name in ("traces", "seconds") if getattr(namespace, name) is not None}
-    if any(value <= 0 for value in asked.values()) or asked.get("traces", 2) < 2:
-        raise UserError("--traces, --seconds: expected at least 2 traces and more than 0 seconds")
+    if asked.get("traces", 2) < 2:
+        raise UserError(f"--traces: found {asked['traces']}, expected at least 2 traces: intervals are over traces")
+    if not (math.isfinite(seconds := asked.get("seconds", _LEAST_S)) and seconds >= _LEAST_S):
+        raise UserError(f"--seconds: found {seconds:g}, expected {_LEAST_S:g} or more, the time of one decision")
     plan = msgspec.structs.replace(plan, **asked)
     curves = records.curves(namespace.training_log)
     reliability = records.reliability(namespace.returns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final
 
@@ -16,7 +16,7 @@ from loadgen.evaluate.examination import Examination
 from loadgen.evaluate.matrix import BASELINE, MAIN_ADMISSIONS, SYSTEM_ADMISSION
 from loadgen.evaluate.records import Curve
 from loadgen.evaluate.result import Figures, Result, Worst, by_configuration, plain
-from loadgen.evaluate.table import Name, Table
+from loadgen.evaluate.table import CHOSEN, Name, Table
 
 _HEAD: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Tidegate: TITLE</title><style>
@@ -68,7 +68,8 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _verdicts(result: Result) -> str:
     rows = [[name, *_cells(one)] for name, one in text.comparisons(result)]
-    return "<h2>Comparisons</h2>" + grid(["", "ratio", "95 % interval", "configuration", "reads"], rows)
+    said = _terms(text.meanings(result))
+    return "<h2>Comparisons</h2>" + grid(["", "ratio", "95 % interval", "configuration", "reads"], rows) + said
 
 
 def _cells(one: Ratio | Worst) -> list[str]:
@@ -79,8 +80,13 @@ def _cells(one: Ratio | Worst) -> list[str]:
 
 
 def _about(result: Result) -> str:
-    told = "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in result.about.items())
-    return f"<h2>What was run</h2><dl>{told}</dl>"
+    return "<h2>What was run</h2>" + _terms(result.about)
+
+
+def _terms(told: Mapping[str, str]) -> str:
+    return (
+        "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in told.items()) + "</dl>"
+    )
 
 
 def _policies(result: Result) -> str:
@@ -112,7 +118,7 @@ def _goodput_words(result: Result) -> str:
         (one.goodput_tokens_per_s, policy, admission)
         for policy, admissions in result.policies.items()
         for admission, one in admissions.items()
-        if policy != "hindsight"
+        if "-" not in policy and policy not in CHOSEN
     ]
     best, policy, admission = max(found)
     base = result.policies[BASELINE]["fcfs"].goodput_tokens_per_s
@@ -182,6 +188,9 @@ def _losing(table: Table, system: Name) -> str:
         over = f"{theirs.policy}, {theirs.admission}"
         words = f"{ours.policy}, {ours.admission}: "
         words += f"behind for certain on {', '.join(behind)}." if behind else "on no configuration behind for certain."
+        below = sorted((one for one in found if one.ratio < 1.0), key=lambda one: one.ratio)
+        lowest = ", ".join(f"{one.configuration} {one.ratio:.3f}" for one in below[:3])
+        words += f" Below 1 on {len(below)} of {len(found)}" + (f", lowest {lowest}." if below else ".")
         parts.append(_figure(plots.losses(found, over), escape(words)))
     return "".join(parts)
 

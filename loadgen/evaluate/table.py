@@ -8,13 +8,16 @@ hindsight        the best of everything that is not learned, on each trace: an u
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.evaluate.rows import Row
+
+CHOSEN: Final = ("fixed_best", "heuristic_tuned", "hindsight")
+"""Policies that nobody could run: which one acts is known only when all have run."""
 
 
 class Name(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadgen.evaluate.bootstrap import Ratio
-from loadgen.evaluate.matrix import SYSTEM_ADMISSION
+from loadgen.evaluate.matrix import BASELINE, SYSTEM_ADMISSION, WITHOUT_CAP
 from loadgen.evaluate.result import Figures, Result, Worst
 
 
@@ -17,7 +17,29 @@ def lines(result: Result) -> list[str]:
         for admission, one in admissions.items():
             found.append(_line(policy, admission, one, result.more[policy][admission].cost))
     found += ["", *[f"{name:<52}{told(one)}" for name, one in comparisons(result)]]
+    found += ["", *[f"{name}: {meaning}" for name, meaning in meanings(result).items()]]
     return [*found, "", *[f"{name}: {text}" for name, text in result.about.items()]]
+
+
+def meanings(result: Result) -> dict[str, str]:
+    """What columns and comparisons stand for, by their names."""
+    ours = f"{result.system.policy} {SYSTEM_ADMISSION}"
+    found = {
+        "cost (column)": "card-seconds a token within the SLO, static first-come = 100",
+        "OOM a week": "the 95 % bound on crashes a week of one worker; it falls with what was simulated",
+        "system.vs_vllm_offload_fcfs": f"{ours} over {BASELINE} fcfs, clients wait for ever on both sides",
+        "system.vs_vllm_offload_timeouts": "the same, clients give up on both sides, as in the table",
+        "system.vs_vllm_offload_equal_admission": f"{ours} over {BASELINE} {SYSTEM_ADMISSION}",
+        "system.worst_configuration": "the lowest of vs_vllm_offload_timeouts, one configuration at a time",
+        "ablation <policy>-<what is missing>": f"over the policy itself, both {SYSTEM_ADMISSION}",
+    }
+    if result.dqn is not None:
+        found |= {
+            "dqn.vs_universal": f"the network over the heuristic, both {WITHOUT_CAP}",
+            "dqn.vs_universal_with_cap": f"the same, both {SYSTEM_ADMISSION}; so are all that follow",
+            "dqn.worst_configuration": "the lowest of vs_universal_with_cap, one configuration at a time",
+        }
+    return found
 
 
 def comparisons(result: Result) -> list[tuple[str, Ratio | Worst]]:

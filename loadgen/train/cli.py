@@ -58,18 +58,29 @@ def run(namespace: argparse.Namespace) -> int:
         training.restore(saved)
         _tell(f"going on from {saved.meta.transitions:,} transitions and {saved.meta.updates:,} updates")
     _tell(f"learning from {settings.transitions:,} transitions; a checkpoint every {settings.checkpoint_every_s:g} s")
-    training.run()
+    try:
+        training.run()
+    except KeyboardInterrupt:
+        _tell(f"interrupted at {training.transitions:,} transitions; the same command goes on from {folder}")
+        raise
     _tell(f"{namespace.out}: {training.best:.4f} of the heuristic's goodput in validation, {training.seconds:,.0f} s")
     return 0
 
 
 def _over_defaults(given: dict[str, object]) -> dict[str, object]:
     """The settings with ``given`` over them; ``learner`` is merged, since training's differ from the service's."""
-    from loadgen.train.settings import LEARNER
+    from loadgen.train.settings import LEARNER, TrainSettings
+    from services.settings import nearest
 
     learner = given.get("learner", {})
     if not isinstance(learner, dict):
         raise UserError("train: learner: expected a table")
+    for table, kind, within in ((given, TrainSettings, ""), (learner, type(LEARNER), "learner.")):
+        for key in table:
+            if key not in kind.__struct_fields__:
+                raise UserError(
+                    f"train: {within}{key}: an unknown key, expected {nearest(key, kind.__struct_fields__)}"
+                )
     return given | {"learner": msgspec.to_builtins(LEARNER) | learner}
 
 

@@ -56,6 +56,11 @@ def test_the_three_are_compared_on_the_same_requests() -> None:
         assert 0.5 < goodput / found.heuristic < 2.0
 
 
+def test_a_run_too_short_to_serve_anything_is_refused() -> None:
+    with pytest.raises(UserError, match=r"h100-2x14b-small-slow: nothing met its limits in 0\.5 s"):
+        headroom.bench_headroom(names=(SMALL.name,), seconds=0.5, jobs=1)
+
+
 def test_an_unknown_fleet_is_named() -> None:
     with pytest.raises(UserError, match="h100-9x: expected some of a100-2x8b-chat-agent"):
         headroom.bench_headroom(names=("h100-9x",))

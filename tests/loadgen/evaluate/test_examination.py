@@ -190,6 +190,24 @@ def test_the_terminal_says_what_was_sampled_and_what_it_cost(examined: Examined)
     assert "worker-steps in" in examined.said
 
 
+def test_the_terminal_and_the_page_say_what_each_name_stands_for(examined: Examined) -> None:
+    for told in (examined.said, examined.html):
+        assert "over vllm_offload fcfs, clients wait for ever on both sides" in told
+        assert "card-seconds a token within the SLO, static first-come = 100" in told
+
+
+def test_the_page_names_the_best_that_could_be_run_and_how_far_others_fall_behind(examined: Examined) -> None:
+    runnable = [
+        (one["goodput_tokens_per_s"], policy)
+        for policy, admissions in examined.json["policies"].items()
+        for one in admissions.values()
+        if policy not in ("hindsight", "fixed_best", "heuristic_tuned") and "-" not in policy
+    ]
+    named = examined.html.partition("The best mean is ")[2].partition(" under ")[0]
+    assert max(runnable)[0] == max(goodput for goodput, policy in runnable if policy == named), "no ablation, no choice"
+    assert examined.html.count("Below 1 on ") == 3, "for each pair, whether or not it is certain"
+
+
 def test_mistakes_are_told_before_anything_runs(tmp_path: Path) -> None:
     for options, said in (
         (("--traces", "1"), "at least 2 traces"),
@@ -198,6 +216,13 @@ def test_mistakes_are_told_before_anything_runs(tmp_path: Path) -> None:
         (("--policy", str(tmp_path / "missing")), "missing"),
         (("--adversarial", "0"), "--adversarial"),
         (("--returns", str(tmp_path / "missing")), "--returns"),
+        (("--policy", __file__), "test_examination.py: weights: .* no safetensors"),
+        (("--seconds", "nan"), "--seconds: found nan"),
+        (("--seconds", "inf"), "--seconds: found inf"),
+        (("--seconds", "0.5"), "the time of one decision"),
+        (("--json", str(tmp_path / "x"), "--html", str(tmp_path / "x")), "expected two files"),
+        (("--adversarial", "9", "--html", str(tmp_path / "x")), "--html: found beside --adversarial"),
+        (("--scenario", "article", "--extra", "heuristic-no_evict"), "--extra: found beside --scenario article"),
     ):
         with pytest.raises(UserError, match=said):
             cli.run(_parsed(*options))

@@ -159,6 +159,8 @@ def test_mistakes_of_the_user_are_told(tmp_path: Path) -> None:
     out, config = tmp_path / "p.safetensors", tmp_path / "config.json"
     for text, expected in (
         ('{"epsilon": 1}', "epsilon"),
+        ('{"transition": 1}', "transition: an unknown key, expected the known key 'transitions'"),
+        ('{"learner": {"batchh": 1}}', "learner.batchh: an unknown key, expected the known key 'batch'"),
         ('{"learner": {"gamma": 7}}', "gamma"),
         ('{"admissions": ["best"]}', "expected some of"),
         ("not json", "config"),
