@@ -1,10 +1,10 @@
 """How much better the slow control could be at all: the heuristic improved by looking into the future.
 
-At every step each worker's allowed actions are tried out on copies of the whole emulated card, requests to come
+Every few steps each worker's allowed actions are tried out on copies of the whole emulated card, requests to come
 included: the action now, the heuristic from then on, and what it brought ``horizon_steps`` later. The best is taken
-where it brings more than the heuristic's own choice. No policy can know what this one knows, so what it gains over the
-heuristic is more than a learner with the same five actions should be asked for; it is no upper bound in the strict
-sense, since it deviates one action at a time. Beside it stands what can be had for nothing, holding.
+where it brings more than the heuristic's own choice. No policy can know what this one knows. It is no upper bound: it
+deviates one action at a time, looks no further than the horizon, and on some fleets holding beats it, which is why
+holding stands beside it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 from loadgen.control import Control, Seen
 from loadgen.engine.fleet import Fleet
 from loadgen.engine.report import summary
+from loadgen.evaluate.entrants import Choose
 from loadgen.evaluate.pool import results
 from loadgen.evaluate.rows import HELD_S
 from loadgen.fleets import Configuration, held_out_configurations, tables_for, unit_factor
 from loadgen.policies import tidegate_mode
-from schemas.actions import ACTION_COUNT, Action
+from loadgen.train.validation import by_rules
+from schemas.actions import ACTION_COUNT
 from schemas.identity import STEP_S
 from services.decision import heuristic
-from services.decision.heuristic import HeuristicSettings
 from services.decision.shield import ALLOWED
 from services.errors import UserError
 
@@ -104,7 +105,7 @@ def bench_headroom(
 
 def measure(task: Task) -> Headroom:
     """One configuration: the heuristic, holding, and the heuristic improved by foresight."""
-    hold, rule, seer = (_run(task, chooses) for chooses in (_holding, _rule, None))
+    hold, rule, seer = (_run(task, chooses) for chooses in (_holding, by_rules, None))
     return Headroom(
         configuration=task.configuration.name,
         heuristic=rule[0],
@@ -115,15 +116,11 @@ def measure(task: Task) -> Headroom:
     )
 
 
-def _rule(seen: Seen) -> NDArray[np.integer]:
-    return heuristic.choose(seen.features, seen.mask, HeuristicSettings())
-
-
 def _holding(seen: Seen) -> NDArray[np.integer]:
-    return np.full(len(seen.mask), int(Action.HOLD), np.int8)
+    return heuristic.static(seen.features, seen.mask)
 
 
-def _run(task: Task, chooses: Callable[[Seen], NDArray[np.integer]] | None) -> tuple[float, int, int]:
+def _run(task: Task, chooses: Choose | None) -> tuple[float, int, int]:
     """(goodput, deviations, decisions) under a rule; None: foresight."""
     configuration = task.configuration
     duration_s = task.seconds + HELD_S
@@ -134,7 +131,7 @@ def _run(task: Task, chooses: Callable[[Seen], NDArray[np.integer]] | None) -> t
     deviations = decisions = 0
     for step in range(round(duration_s / STEP_S)):
         seen = control.observe(step)
-        actions = (chooses or _rule)(seen).astype(np.int64)
+        actions = (chooses or by_rules)(seen).astype(np.int64)
         if chooses is None and step * STEP_S >= HELD_S and step % task.every_steps == 0:
             better = _improved(fleet, control, seen, actions, step, task.horizon_steps)
             deviations += int((better != actions).sum())
@@ -170,7 +167,7 @@ def _worth(fleet: Fleet, control: Control, actions: NDArray[np.int64], step: int
     control.act(actions)
     fleet.advance(STEP_S)
     for later in range(step + 1, step + horizon):
-        control.act(_rule(control.observe(later)))
+        control.act(by_rules(control.observe(later)))
         fleet.advance(STEP_S)
     return float(fleet.state.worker["good_tokens"].sum() - before)
 

@@ -35,7 +35,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tables: list[RequestTable]
     """One a worker, node by node."""
     duration_s: float
-    admission: str = "fcfs"
+    admission: str
     """Of Tidegate's rows; what operators run today is first come."""
 
     def node_fleet(self) -> FleetConfig:

@@ -32,9 +32,8 @@ class HeuristicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     latency_low: _NotNegative = 0.9
     """The same ratio below which there is room to widen for a queue that waits for memory."""
     slots_low: _NotNegative = 0.8
-    """The same ratio below which there is room to widen for a queue that waits for slots. A ceiling that was opened to
-    late tokens, because first tokens were late as well, cost overloaded chat up to seven eighths of its goodput where
-    no running cap held it."""
+    """The same ratio below which there is room to widen for a queue that waits for slots, whether its first tokens are
+    late or not: more running requests would make the others' tokens late as well."""
     first_token_late: _NotNegative = 1.0
     """p95 of time to first token over the class limit from which late tokens are no reason to tighten: a smaller
     batch would only lengthen a queue that is late already (``tests/loadgen/test_replay.py``)."""

@@ -12,6 +12,7 @@ from loadgen.engine.fleet import Fleet
 from loadgen.engine.specs import FleetConfig
 from loadgen.fleets import held_out_configurations
 from loadgen.policies import TIDEGATE
+from loadgen.train.validation import by_rules
 from schemas.identity import STEP_S
 from services.errors import UserError
 from tests.loadgen.engine.tables import random_table
@@ -30,16 +31,16 @@ def test_what_a_trial_foretells_is_what_happens_and_the_trial_leaves_no_trace() 
     fleet, control = _fleet()
     for step in range(35):
         seen = control.observe(step)
-        control.act(headroom._rule(seen))
+        control.act(by_rules(seen))
         fleet.advance(STEP_S)
     seen = control.observe(35)
-    actions = headroom._rule(seen).astype(np.int64)
+    actions = by_rules(seen).astype(np.int64)
     before, begun = fleet.state.request.tobytes(), fleet.state.worker["good_tokens"].sum()
     told = headroom._worth(fleet, control, actions, 35, 10)
     assert fleet.state.request.tobytes() == before
     for step in range(35, 45):
         if step > 35:
-            actions = headroom._rule(control.observe(step)).astype(np.int64)
+            actions = by_rules(control.observe(step)).astype(np.int64)
         control.act(actions)
         fleet.advance(STEP_S)
     assert told == fleet.state.worker["good_tokens"].sum() - begun > 0

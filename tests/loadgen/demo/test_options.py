@@ -71,7 +71,7 @@ def test_what_argparse_finds_has_the_same_exit_code(arguments: list[str], capsys
     assert arguments[0] in capsys.readouterr().err
 
 
-def test_the_admission_is_every_rows_and_the_live_nodes() -> None:
+def test_the_admission_is_the_live_nodes() -> None:
     fleet = FleetConfig()
     plan = Plan(
         workload=builtin("chat", duration_s=60.0, seed=1),
