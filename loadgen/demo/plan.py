@@ -39,13 +39,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Of Tidegate's rows; what operators run today is first come."""
 
     def node_fleet(self) -> FleetConfig:
-        """The fleet of one node: one card."""
-        return msgspec.structs.replace(self.fleet, cards=1)
+        """The fleet of one node, on which candidates are judged too: one card, Tidegate's engines."""
+        return msgspec.structs.replace(self.fleet, cards=1, mode=tidegate_mode(self.admission))
 
     def live_fleet(self) -> FleetConfig:
         """The same for the live node, whose sessions the actuator brings back ahead of their return."""
-        mode = msgspec.structs.replace(tidegate_mode(self.admission), prefetch=False)
-        return msgspec.structs.replace(self.node_fleet(), mode=mode)
+        fleet = self.node_fleet()
+        return msgspec.structs.replace(fleet, mode=msgspec.structs.replace(fleet.mode, prefetch=False))
 
     def node_tables(self, node: int) -> list[RequestTable]:
         per_node = self.fleet.workers_per_card

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loadgen.demo.plan import Plan
 from loadgen.engine.specs import FleetConfig
 from loadgen.load import UnitLoad
+from loadgen.policies import policy_named, with_admission
 from loadgen.workload import builtin
 from services import cli
 
@@ -83,4 +85,6 @@ def test_the_admission_is_the_live_nodes() -> None:
     )
     mode = plan.live_fleet().mode
     assert (mode.order, mode.running_cap, mode.shed, mode.prefetch) == ("deadline", False, True, False)
-    assert plan.node_fleet().mode == fleet.mode, "the gate's own replays stay as they are"
+    acting = with_admission(policy_named("heuristic"), "deadline_shed").mode
+    assert plan.node_fleet().mode == acting, "candidates are judged on the engines that they would act on"
+    assert mode == msgspec.structs.replace(acting, prefetch=False), "the actuator brings sessions back itself"
