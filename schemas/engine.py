@@ -110,6 +110,12 @@ class SnapshotReply(msgspec.Struct, frozen=True, array_like=True, tag="snapshot_
     """Requests in the queue."""
     iteration_s: float = 0.0
     """Mean time of an iteration in the last step: the gap between two tokens; 0: none ran, or not known."""
+    weights_bytes: int = 0
+    """The worker's weights, on the card or off it; 0: not known."""
+    weights_on_card: bool = True
+    """False: asleep, its weights are in host memory; requests wait until they are back."""
+    quiet_s: float = 0.0
+    """Since when it has neither running nor waiting requests; 0: it has some, or not known."""
 
 
 class SetQuota(msgspec.Struct, frozen=True, array_like=True, tag="set_quota"):
@@ -194,6 +200,17 @@ class Prefetch(msgspec.Struct, frozen=True, array_like=True, tag="prefetch"):
     action_id: str
 
 
+class SetWeights(msgspec.Struct, frozen=True, array_like=True, tag="set_weights"):
+    """Have the weights on the card, or in host memory while nobody asks the model. Absolute: a repeat does nothing.
+
+    Room for weights that come back is the caller's to keep free; where there is none the engine refuses (``busy``)
+    and stays asleep. The receipt is done when the memory of the device shows it.
+    """
+
+    on_card: bool
+    action_id: str
+
+
 class AskReceipt(msgspec.Struct, frozen=True, array_like=True, tag="receipt"):
     """Ask what became of an action's effects."""
 
@@ -271,7 +288,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 
 RequestBody = (
     Describe | Snapshot | SetQuota | GrantPages | ReturnPages | Prepare | Copy | Commit | Abort
-    | Evict | Prefetch | AskReceipt | Sample
+    | Evict | Prefetch | SetWeights | AskReceipt | Sample
 )  # fmt: skip
 ReplyBody = Description | SnapshotReply | Ticket | Receipt | SampleReply | Failure
 

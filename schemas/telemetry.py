@@ -28,6 +28,10 @@ class NodeSample(msgspec.Struct, frozen=True, array_like=True):
     metrics: bytes
     """float64 [workers, columns], little-endian; NaN = missing."""
     source: str = ""
+    ages_s: tuple[float, ...] = ()
+    """How old each worker's numbers are at ``t_ns``, the oldest that the row is made of; empty: of that moment."""
+    flags: tuple[tuple[int, str, str], ...] = ()
+    """(row, metric, why) of what a source said and was not believed."""
 
 
 NODE_SAMPLE: Final = Codec(NodeSample)

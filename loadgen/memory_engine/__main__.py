@@ -20,7 +20,7 @@ import uvloop
 from loadgen.memory_engine import plans
 from loadgen.memory_engine.engine import MemoryEngine
 from loadgen.memory_engine.sessions import Mix
-from loadgen.node.server import Sockets
+from services.actuator.engines.serving import Sockets
 from services.actuator.memory.arrays import SharedArena
 from services.actuator.memory.attachment import gate_path
 from services.actuator.memory.gate import GateKeeper

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from loadgen.node.describing import describe, snapshot
 from loadgen.node.movements import Kind, Movement, Movements
-from loadgen.node.quota import Quota, QuotaLimits
 from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
 from schemas.engine import (
     Abort,
@@ -40,6 +39,7 @@ from schemas.identity import STEP_NS, STEP_S, Order
 from schemas.metrics import COLUMN
 from schemas.telemetry import pack_metrics
 from services.actuator.effects import DEFAULTS
+from services.actuator.engines.quota import Quota, QuotaLimits
 from services.actuator.memory.receipts import ENGINE, OUT
 
 if TYPE_CHECKING:  # the node's logic needs no compiled fleet: tests run it on plain numbers

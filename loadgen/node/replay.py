@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from loadgen.node.emulation import Emulation
-from loadgen.node.server import Sockets
 from schemas.engine import Failure, ReplyBody, RequestBody, Sample, SampleReply
 from schemas.identity import STEP_S
 from services.actuator.engines.emulated import socket_path
+from services.actuator.engines.serving import Sockets
 
 NODE_SOCKET = "node.sock"
 

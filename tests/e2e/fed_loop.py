@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from loadgen.examiner.trials import Trial
 from loadgen.node.replay import NODE_SOCKET
-from loadgen.node.server import Sockets
 from schemas.actions import ActionBatch, actions_of, columns_of
 from schemas.codec import pack
 from schemas.engine import Failure, ReplyBody, RequestBody, Sample, SampleReply
 from schemas.identity import STEP_NS
 from schemas.outcomes import OUTCOME_BATCH
 from schemas.subjects import subject
+from services.actuator.engines.serving import Sockets
 from services.actuator.results import Results
 from services.featurizer.service import Featurizer
 from services.featurizer.settings import Settings as FeaturizerSettings

@@ -117,6 +117,7 @@ FRAMES: dict[str, engine.Request | engine.Reply] = {
     "abort": engine.Request(9, engine.Abort(17)),
     "evict": engine.Request(10, engine.Evict((8, 9), 2**30, "a@9.7")),
     "prefetch": engine.Request(11, engine.Prefetch((8,), "a@9.7")),
+    "set_weights": engine.Request(15, engine.SetWeights(False, "a@9.7")),
     "ask_receipt": engine.Request(12, engine.AskReceipt("a@9.7")),
     "receipt": engine.Reply(12, 5, engine.Receipt("a@9.7", True, 5, 1.2, 1, 2, 320, 3, 4, 5, 6, 7, 8.5, "x")),
     "sample": engine.Request(13, engine.Sample(6, 9, 2.0)),

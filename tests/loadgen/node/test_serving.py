@@ -13,7 +13,6 @@ import pytest
 
 from loadgen.node.emulation import Emulation
 from loadgen.node.replay import NODE_SOCKET, Replay
-from loadgen.node.server import Sockets
 from schemas.engine import (
     MAX_FRAME_BYTES,
     REPLY,
@@ -31,6 +30,7 @@ from schemas.identity import STEP_NS, action_id
 from services.actuator.engines import emulated
 from services.actuator.engines.framing import Frames
 from services.actuator.engines.protocol import EngineClient
+from services.actuator.engines.serving import Sockets
 from services.errors import EngineRefused, EngineUnreachable, ProtocolError, UserError
 
 from .fake_fleet import GIB, FakeFleet

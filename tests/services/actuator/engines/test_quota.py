@@ -7,9 +7,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from loadgen.node.quota import LEASE_LIMIT_NS, Quota, QuotaLimits
 from schemas.engine import GrantPages, SetQuota
 from schemas.identity import STEP_NS, action_id
+from services.actuator.engines.quota import LEASE_LIMIT_NS, Quota, QuotaLimits
 
 GIB = 1 << 30
 LIMITS = QuotaLimits(q0_bytes=20 * GIB, capacity_bytes=40 * GIB)
