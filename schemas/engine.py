@@ -116,6 +116,8 @@ class SnapshotReply(msgspec.Struct, frozen=True, array_like=True, tag="snapshot_
     """False: asleep, its weights are in host memory; requests wait until they are back."""
     quiet_s: float = 0.0
     """Since when it has neither running nor waiting requests; 0: it has some, or not known."""
+    prefill_tokens_per_s: float = 0.0
+    """What the engine has been measured to compute of a prompt alone; 0: not known yet."""
 
 
 class SetQuota(msgspec.Struct, frozen=True, array_like=True, tag="set_quota"):
@@ -279,7 +281,7 @@ class SampleReply(msgspec.Struct, frozen=True, array_like=True, tag="sample_repl
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     """The request changed nothing. ``reason``: ``stale_generation``, ``late``, ``out_of_range``,
     ``below_floor``, ``class_forbids``, ``unknown_ticket``, ``unknown_session``, ``tier_full``, ``busy``,
-    ``malformed`` or ``unsupported``."""
+    ``malformed``, ``unsupported`` or ``failed`` (it tried, and the engine raised an error)."""
 
     reason: str
     detail: str = ""

@@ -48,6 +48,10 @@ class Known(msgspec.Struct):
     """What ``said`` answers."""
     said: SnapshotReply | None = None
     """The newest snapshot; None before the first."""
+    capacity_bytes: float = 0.0
+    """KV capacity of its card with all weights on it; the view's is that of now."""
+    shrink_bytes: float = 0.0
+    """What it is to give up in this step for a neighbour's weights."""
 
 
 class Card:
@@ -66,6 +70,13 @@ class Card:
         """Expect a worker (None), or take in what it said."""
         self.members[worker] = known
         self._known = self._basis = None
+
+    def resize(self, extra_bytes: float) -> None:
+        """Weights that are off the card have made its KV capacity larger by so much than described."""
+        for one in self.members.values():
+            if one is not None and one.view.capacity_bytes != one.capacity_bytes + extra_bytes:
+                one.view.capacity_bytes = one.capacity_bytes + extra_bytes
+                self._basis = None
 
     @property
     def coming_scale(self) -> float:
@@ -193,6 +204,7 @@ class Account:
             said.granted_bytes,
             idle_before_evict_s=limits.idle_before_evict_s,
             prefill_tokens_per_s=said.prefill_tokens_per_s,
+            capacity_bytes=float(said.card_kv_capacity_bytes),
         )
         self.card_of(worker).put(worker, known)
         return known
@@ -209,6 +221,8 @@ class Account:
         view.host_free_bytes = float(said.host_free_bytes)
         view.iteration_s = said.iteration_s
         view.prefetch_bytes = 0.0
+        if said.prefill_tokens_per_s > 0:
+            known.prefill_tokens_per_s = said.prefill_tokens_per_s
         known.generation = said.generation
         known.rho = said.rho
         known.soft_bytes = said.quota_soft_bytes

@@ -1,0 +1,92 @@
+"""The class for ``--scheduler-cls``: vLLM's own scheduler with Tidegate's quota, order and account around it.
+
+``TidegateAsyncScheduler`` where vLLM schedules ahead of the device (GPUs), ``TidegateScheduler`` where it does not
+(CPUs): vLLM gives up async scheduling for a class that is not an AsyncScheduler. Importing this module also gives
+EngineCore the method that the middleware calls. Nothing on disk is patched.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+import vllm
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
+
+from schemas.engine import Failure, ReplyBody, RequestBody
+from services.actuator.engines.vllm import settings, versions
+from services.actuator.engines.vllm.steward import Steward
+
+BODY: msgspec.msgpack.Decoder[RequestBody] = msgspec.msgpack.Decoder(RequestBody)  # type: ignore[arg-type]
+AGAIN = b""
+"""Answer of a call that has more to do after the next step."""
+
+
+class _Steered:
+    """Before vLLM's scheduler in the order of its bases. Without ``TIDEGATE_SOCKET`` it does nothing."""
+
+    tidegate: Steward | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        told = settings.from_environ(os.environ)
+        if told is not None:
+            versions.check(vllm.__version__)
+            self.tidegate = Steward(self, told)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        steward = self.tidegate
+        if steward is None:
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        steward.before_step()
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        steward.after_schedule(output)
+        return output
+
+    def add_request(self, request: Any) -> None:
+        if self.tidegate is not None and request.request_id not in self.requests:  # type: ignore[attr-defined]
+            self.tidegate.arrived(request)
+        super().add_request(request)  # type: ignore[misc]
+
+    def _handle_blocked_waiting_request(self, request: Any) -> bool:
+        if self.tidegate is not None and not self.tidegate.may_admit(request):
+            return False
+        return bool(super()._handle_blocked_waiting_request(request))  # type: ignore[misc]
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        if self.tidegate is not None:
+            self.tidegate.preemptions += 1
+        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.tidegate is not None:
+            self.tidegate.ended(request)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+
+class TidegateScheduler(_Steered, Scheduler):  # type: ignore[misc]
+    """For engines without async scheduling."""
+
+
+class TidegateAsyncScheduler(_Steered, AsyncScheduler):  # type: ignore[misc]
+    """For engines with it."""
+
+
+def answer(core: Any, frame: bytes) -> bytes:
+    """EngineCore's method ``tidegate``: a request body of the engine protocol, MessagePack, to its reply's; empty
+    while it has more to do after the next step. An error of vLLM's is told, never raised into its loop."""
+    steward: Steward | None = getattr(core.scheduler, "tidegate", None)
+    if steward is None:
+        return msgspec.msgpack.encode(Failure("unsupported", "TIDEGATE_SOCKET is not set in the engine's process"))
+    steward.core = core
+    try:
+        reply: ReplyBody | None = steward.answer(BODY.decode(frame))
+    except msgspec.DecodeError as error:
+        reply = Failure("malformed", str(error))
+    return AGAIN if reply is None else msgspec.msgpack.encode(reply)
+
+
+EngineCore.tidegate = answer

@@ -1,0 +1,317 @@
+"""Tidegate inside EngineCore: keeps one engine's quota and leases, steers its scheduler, answers the engine protocol.
+
+Everything here runs in vLLM's engine loop, between two steps, one call at a time. When nobody commands any more the
+quota's lease runs out at the next step and rho is 1.0 again, whatever became of actuator and bus. Before the first
+command that changes anything vLLM admits as it always did.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from schemas.classes import DEFAULT_LIMITS, ServiceClass
+from schemas.endings import Ending, ending_of
+from schemas.engine import (
+    Abort,
+    AskReceipt,
+    Commit,
+    Copy,
+    Describe,
+    Description,
+    Evict,
+    Failure,
+    GrantPages,
+    Prefetch,
+    Prepare,
+    Receipt,
+    ReplyBody,
+    RequestBody,
+    ReturnPages,
+    Sample,
+    SampleReply,
+    SetQuota,
+    SetWeights,
+    Snapshot,
+    SnapshotReply,
+)
+from schemas.identity import parse_worker_id
+from services.actuator.engines.quota import Quota, QuotaLimits
+from services.actuator.engines.vllm import labels, row
+from services.actuator.engines.vllm.admission import Admission
+from services.actuator.engines.vllm.compaction import Compaction
+from services.actuator.engines.vllm.offload import Offloaded
+from services.actuator.engines.vllm.pool import BoundedPool
+from services.actuator.engines.vllm.sessions import Session, Sessions
+from services.actuator.engines.vllm.settings import PluginSettings
+from services.actuator.engines.vllm.traffic import Traffic
+from services.actuator.memory.geometry import Geometry
+
+WATERMARK_SHARE: Final = 0.3
+"""Share of a bound below the pool's size that admission leaves free for those who run: without it nearly every
+growing request preempts another."""
+GROUP_BYTES: Final = 2 << 20
+"""Of one layer's K, or V, in a page group (DESIGN section 1)."""
+NO_CLASS: Final = Failure("class_forbids", "the class keeps its KV on the card")
+
+
+class Steward:
+    """Of one scheduler, made by it once it is complete."""
+
+    def __init__(self, scheduler: Any, settings: PluginSettings) -> None:
+        self.scheduler = scheduler
+        self.settings = settings
+        self.core: Any = None
+        """The EngineCore, known from the first call on."""
+        manager = scheduler.kv_cache_manager
+        self.pool = BoundedPool.adopt(manager.block_pool)
+        self.block_tokens = int(scheduler.block_size)
+        config = scheduler.kv_cache_config
+        self.block_bytes = sum(tensor.size for tensor in config.kv_cache_tensors) // config.num_blocks
+        self.geometry = Geometry(self.block_bytes, *self._groups(config))
+        self.floor_bytes = (-(-scheduler.max_model_len // self.block_tokens) + 1) * self.block_bytes
+        capacity = settings.card_kv_bytes or self.pool.size_blocks * self.block_bytes
+        self.quota = Quota(
+            QuotaLimits(
+                q0_bytes=int(capacity * settings.q0_share),
+                capacity_bytes=capacity,
+                rho_max=settings.rho_max,
+                max_running_start=min(256, scheduler.max_num_running_reqs),
+            )
+        )
+        self.sessions = Sessions(self.block_bytes, self.block_tokens)
+        self.pool.watcher = self.sessions
+        self.offloaded = Offloaded.of(scheduler)
+        self.admission = Admission(scheduler.max_model_len, self.block_tokens)
+        self.compaction = Compaction(self)
+        self.traffic = Traffic(self)
+        self._watermark = manager.watermark_blocks
+        self.kinds: dict[str, ServiceClass] = {}
+        """Class of each request under way whose priority is ours to set."""
+        self._sessions_of: dict[str, Session] = {}
+        self._gate_blocks = 0.0
+        self.gate_closed = False
+        self._held_out: set[str] = set()
+        self.preemptions = 0
+        self.running_cap = int(scheduler.max_num_active_reqs)
+        self.step_began_s = 0.0
+
+    # What the scheduler tells.
+    def before_step(self) -> None:
+        """Put in force what this step is to run under."""
+        scheduler, now_ns = self.scheduler, time.monotonic_ns()
+        now_s = now_ns * 1e-9
+        self._held_out.clear()
+        self.quota.expire(now_ns)
+        self._bind()
+        self._preempt_beyond_bound(now_s)
+        self.gate_closed = False
+        steered = self.quota.generation > 0
+        if steered:
+            kind = self.settings.service_class
+            self._gate_blocks = self.quota.soft_bytes // self.block_bytes - sum(
+                self.reserved_blocks(request) for request in (*scheduler.running, *scheduler.kv_holding_waiting)
+            )
+            cap = self.admission.running_cap(
+                now_s, self.quota.max_running, len(scheduler.running), DEFAULT_LIMITS[kind].tpot_s
+            )
+            self.running_cap = scheduler.max_num_active_reqs = min(cap, scheduler.max_num_running_reqs)
+        if scheduler.policy.value == "priority":
+            self.admission.order(scheduler.waiting, self.kinds, time.time())
+        self.step_began_s = now_s
+
+    def after_schedule(self, output: Any) -> None:
+        """Count what the step that was just scheduled does."""
+        scheduler = self.scheduler
+        prompt = sum(output.num_scheduled_tokens[one.request_id] for one in scheduler.running
+                     if one.request_id in output.num_scheduled_tokens and one.is_prefill_chunk)  # fmt: skip
+        decoding = len(output.num_scheduled_tokens)
+        self.traffic.scheduled(time.monotonic(), prompt, decoding, bool(scheduler.waiting))
+
+    def may_admit(self, request: Any) -> bool:
+        """Whether a waiting request may enter in this step; once one may not, nobody behind it may, so that small
+        requests do not starve a large one."""
+        if request.request_id in self._held_out:
+            return False
+        if self.quota.generation == 0 or request.status.name not in ("WAITING", "PREEMPTED"):
+            return True
+        if self.gate_closed:
+            return False
+        need = self.reserved_blocks(request)
+        alone = not self.scheduler.running and not self.scheduler.kv_holding_waiting
+        if need > self._gate_blocks and not alone:
+            self.gate_closed = True
+            self.scheduler.max_num_active_reqs = 0  # vLLM's loop ends here instead of asking for everybody
+            return False
+        self._gate_blocks -= need
+        return True
+
+    def arrived(self, request: Any) -> None:
+        """A request enters the queue."""
+        kind, name = labels.parse(request.session_id, self.settings.service_class)
+        if self.scheduler.policy.value == "priority" and request.priority == 0:
+            self.kinds[request.request_id] = kind
+        if not request.request_id.startswith(labels.PREFETCH):
+            session = self.sessions.started(name, request.block_hashes, kind, time.monotonic())
+            self._sessions_of[request.request_id] = session
+
+    def ended(self, request: Any) -> None:
+        """A request ended, its blocks still its own."""
+        self.kinds.pop(request.request_id, None)
+        session = self._sessions_of.pop(request.request_id, None)
+        if session is None:
+            self.traffic.fetched(request)
+            return
+        computed = max(min(request.num_computed_tokens, request.num_tokens), 0)
+        full = computed // self.block_tokens
+        reason = request.get_finished_reason()
+        # vLLM's engine says "stop" of a tool call too, so a stop says nothing of who is next.
+        ending = ending_of(str(reason)) if str(reason) != "stop" else Ending.UNKNOWN
+        if full:
+            tokens = labels.token_array(request.all_token_ids, full * self.block_tokens)
+            self.sessions.finished(session, request.block_hashes[:full], tokens, time.monotonic(), ending)
+        else:
+            session.turns = max(session.turns - 1, 0)
+        kind = ServiceClass(session.kind)
+        self.traffic.finished(request, str(reason))
+        if ending is not Ending.CUT:
+            self.admission.finished[kind].add(request.num_output_tokens)
+
+    def reserved_blocks(self, request: Any) -> int:
+        session = self._sessions_of.get(request.request_id)
+        kind = ServiceClass(session.kind) if session is not None else self.settings.service_class
+        return self.admission.reserved_blocks(request, kind)
+
+    # The engine protocol.
+    def answer(self, body: RequestBody) -> ReplyBody | None:
+        """The reply; None: there is more of it to do, call again after the next step."""
+        now_ns = time.monotonic_ns()
+        self.quota.expire(now_ns)
+        match body:
+            case Describe():
+                return self._description()
+            case Snapshot():
+                return self._snapshot(body)
+            case SetQuota():
+                return self._set_quota(body, now_ns)
+            case GrantPages():
+                failure = self.quota.grant(body, self.mapped_bytes)
+                return failure or self.receipt("")
+            case ReturnPages():
+                return self.receipt("")  # a stock vLLM gives nothing back while it lives
+            case Prepare():
+                return self.compaction.prepare(body, now_ns)
+            case Copy(ticket=number):
+                return self.compaction.copy(number)
+            case Commit(ticket=number):
+                return self.compaction.commit(number, now_ns)
+            case Abort(ticket=number):
+                return self.compaction.abort(number)
+            case Evict() | Prefetch() if not DEFAULT_LIMITS[self.settings.service_class].swap_allowed:
+                return NO_CLASS
+            case Evict():
+                return self.traffic.evict(body)
+            case Prefetch():
+                return self.traffic.prefetch(body)
+            case SetWeights():
+                return Failure("unsupported", "asked of the API server, not of the engine")
+            case AskReceipt(action_id=action):
+                return self.traffic.receipt_of(action) or self.compaction.receipt_of(action) or self.receipt(action)
+            case Sample():
+                name = parse_worker_id(self.settings.worker)
+                data = row.metrics(self)
+                return SampleReply(
+                    body.after_step, (self.settings.worker,), (name.gpu,), (int(self.settings.service_class),), data
+                )
+        return Failure("unsupported", type(body).__name__)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Blocks that hold anything; a stock vLLM has the rest of its pool committed all the same."""
+        return (self.pool.live_blocks + len(self.pool.idle)) * self.block_bytes
+
+    @property
+    def hard_blocks(self) -> int:
+        return min(self.quota.hard_bytes // self.block_bytes, self.pool.size_blocks)
+
+    def receipt(self, action_id: str) -> Receipt:
+        """Of a command that is in force."""
+        quota = self.quota
+        hard_bytes = min(quota.hard_bytes, self.pool.size_blocks * self.block_bytes)
+        return Receipt(
+            action_id, True, quota.generation, quota.rho, quota.soft_bytes, hard_bytes, quota.max_running,
+            self.mapped_bytes,
+        )  # fmt: skip
+
+    def _set_quota(self, command: SetQuota, now_ns: int) -> ReplyBody:
+        failure = self.quota.set_quota(command, now_ns, self.floor_bytes)
+        if failure is not None:
+            return failure
+        self._bind()
+        return self.receipt(command.action_id)
+
+    def _bind(self) -> None:
+        bound = self.hard_blocks
+        if bound != self.pool.bound_blocks:
+            self.pool.bind(bound)
+            capped = bound < self.pool.size_blocks
+            watermark = int(WATERMARK_SHARE * bound) if capped else 0
+            self.scheduler.kv_cache_manager.watermark_blocks = max(self._watermark, watermark)
+
+    def _preempt_beyond_bound(self, now_s: float) -> None:
+        """The newest running requests give way until the rest fits; the last one stays: it fits alone, the bound is
+        at least the floor. Who is preempted waits for a later step: resumed in the same one it would kill vLLM."""
+        scheduler = self.scheduler
+        while self.pool.live_blocks > self.pool.bound_blocks and len(scheduler.running) > 1:
+            victim = scheduler.running[-1]
+            if not scheduler._request_blocks_can_be_freed(victim):
+                return
+            scheduler.running.pop()
+            scheduler._preempt_request(victim, now_s, drop_stale_output=scheduler.requires_kv_delivery)
+            self._held_out.add(victim.request_id)
+
+    def _groups(self, config: Any) -> tuple[int, int]:
+        """(blocks a page group, page groups)."""
+        per_layer = self.block_bytes // max(sum(len(one.layer_names) for one in config.kv_cache_groups), 1)
+        blocks = self.settings.group_blocks or max(2 * GROUP_BYTES // max(per_layer, 1), 1)
+        return blocks, -(-config.num_blocks // blocks)
+
+    def _description(self) -> Description:
+        limits = self.quota.limits
+        capabilities = ["set_quota", *self.compaction.capabilities()]
+        if self.offloaded is not None:
+            capabilities += ["evict", "sessions", "prefetch"]
+        return Description(
+            self.settings.worker, int(self.settings.service_class), "vllm", self.block_bytes,
+            self.geometry.group_bytes, self.block_bytes // self.block_tokens, limits.q0_bytes,
+            limits.capacity_bytes, self.mapped_bytes, self.floor_bytes, self.quota.generation, tuple(capabilities),
+            granted_bytes=limits.capacity_bytes, prefill_tokens_per_s=self.admission.prefill_tokens_per_s,
+        )  # fmt: skip
+
+    def _snapshot(self, ask: Snapshot) -> SnapshotReply:
+        quota, pool, scheduler = self.quota, self.pool, self.scheduler
+        said = self.receipt("")
+        now_s = time.monotonic()
+        idle = self.sessions.idle(ask.idle_listed, now_s, self.copied) if ask.idle_listed else ()
+        away = self.sessions.away(ask.due_within_s, now_s, self.missing) if ask.due_within_s else ()
+        waiting = len(scheduler.waiting)
+        return SnapshotReply(
+            quota.generation, quota.rho, quota.soft_bytes, said.quota_hard_bytes, quota.max_running,
+            pool.live_blocks * self.block_bytes, len(pool.idle) * self.block_bytes, 0,
+            self.offloaded.used_bytes if self.offloaded is not None else 0, 0, 0, self.mapped_bytes,
+            (pool.bound_blocks - pool.live_blocks - len(pool.idle)) * self.block_bytes, self.floor_bytes,
+            quota.lease_until_ns,
+            host_free_bytes=self.offloaded.free_bytes if self.offloaded is not None else 0,
+            idle=idle, away=away, waiting=waiting, iteration_s=self.admission.gap_s,
+            quiet_s=self.traffic.quiet_s(now_s), prefill_tokens_per_s=self.admission.prefill_tokens_per_s,
+        )  # fmt: skip
+
+    def copied(self, block_hash: bytes) -> bool:
+        """Whether host memory has a whole copy of the block."""
+        return self.offloaded is not None and self.offloaded.has(block_hash)
+
+    def missing(self, session: Session) -> int:
+        """Blocks of a conversation that only host memory has."""
+        pool = self.pool
+        absent = [one for one in session.chain if pool.get_cached_block(one, [0]) is None]
+        return sum(map(self.copied, absent))
