@@ -8,6 +8,7 @@ itself, which drops them when a block is needed; only requests beyond the bound 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -64,7 +65,7 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
     def trim(self) -> None:
         """Drop idle blocks until the bound holds, or none is left."""
         over = self.live_blocks + len(self.idle) - self.bound_blocks
-        for number in list(self.idle)[: max(over, 0)]:
+        for number in list(islice(self.idle, max(over, 0))):
             self._maybe_evict_cached_block(self.blocks[number])
 
     def used(self) -> Bool:
@@ -99,6 +100,7 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
         super().free_blocks(blocks)
         for block in blocks:
             self._rested(block)
+        self.trim()  # beyond a bound that was lowered under running requests nothing may come to rest
 
     def unpin_blocks(self, blocks: Iterable[Any], on_reuse: Any) -> None:
         listed = list(blocks)
