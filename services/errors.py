@@ -9,6 +9,9 @@ TidegateError
 ├── ProtocolError         the engine protocol on a node's Unix socket
 │   ├── EngineUnreachable socket missing, refused, closed or silent
 │   └── EngineRefused     the engine understood and said no
+├── ScrapeFailed          an engine's or exporter's metrics page that cannot be used
+├── DeviceError           a GPU, its driver or a daemon of its cannot be asked
+├── SegmentError          a shared-memory segment of kvcached that cannot be used
 ├── PolicyError           weights or a policy that must not act
 └── MemoryPlaneError      pool, planner, mover or tier; its kinds are in services/actuator/memory/errors.py
 
@@ -80,9 +83,42 @@ class EngineRefused(ProtocolError):
         super().__init__(f"{worker}: refused: {reason}" + (f" ({told})" if told else ""))
 
 
+class ScrapeFailed(TidegateError):
+    """A metrics page that could not be had, or says nothing that can be used: nobody acts on it."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(f"{url}: {reason}")
+        self.url = url
+        self.reason = reason
+
+
 class PolicyError(TidegateError):
     """Weights or a policy that must not act."""
 
 
 class MemoryPlaneError(TidegateError):
     """The memory plane was asked for something impossible; the state is as it was."""
+
+
+class DeviceError(TidegateError):
+    """A GPU, its driver or its daemon cannot be asked, or cannot do what was asked.
+
+    ``reason`` is a label, ``remedy`` one line for whoever runs the node.
+    """
+
+    def __init__(self, reason: str, detail: str, remedy: str = "") -> None:
+        super().__init__(f"{detail} ({reason})" + (f": {remedy}" if remedy else ""))
+        self.reason = reason
+        self.detail = detail
+        self.remedy = remedy
+
+
+class SegmentError(TidegateError):
+    """A shared-memory segment of kvcached that cannot be used; ``reason``: ``vanished``, ``truncated``, ``garbage``,
+    ``empty``, ``busy``, ``forbidden``, ``owned``, ``changed`` or ``contested``."""
+
+    def __init__(self, path: str, reason: str, detail: str) -> None:
+        super().__init__(f"{path}: {reason}: {detail}")
+        self.path = path
+        self.reason = reason
+        self.detail = detail

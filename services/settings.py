@@ -189,6 +189,9 @@ def _convert(where: str, key: str, value: object, kind: Any, from_text: bool) ->
             return kind(**inner_values)
         except ValueError as error:
             raise SettingsError(where, key, _shown(key, value), str(error)) from error
+    tables = _table_of(kind)
+    if tables is not None and isinstance(value, list | tuple):
+        return tuple(_convert(where, f"{key}[{k}]", entry, tables, False) for k, entry in enumerate(value))
     if isinstance(value, float) and value != value:  # a range check lets NaN through
         raise SettingsError(where, key, "nan", "a number")
     try:
@@ -200,6 +203,12 @@ def _convert(where: str, key: str, value: object, kind: Any, from_text: bool) ->
         if expected.startswith("Invalid enum value"):
             expected = _told(kind)
         raise SettingsError(where, key, _shown(key, value), expected) from error
+
+
+def _table_of(kind: Any) -> Any:
+    """The Struct of a ``tuple[Struct, ...]``: an array of tables in TOML; None for other types."""
+    inner = get_args(kind)[0] if get_origin(kind) is tuple and get_args(kind) else None
+    return inner if isinstance(inner, type) and issubclass(inner, msgspec.Struct) else None
 
 
 def _read(where: str, key: str, text: str, kind: Any) -> object:

@@ -59,4 +59,6 @@ class Sampler:
             classes=reading.classes,
             metrics=reading.metrics,
             source=self._source,
+            ages_s=reading.ages_s,
+            flags=reading.flags,
         )

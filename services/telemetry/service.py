@@ -51,6 +51,7 @@ class Telemetry:
     def __init__(self, settings: Settings, wall_ns: Callable[[], int] = time.time_ns) -> None:
         """``wall_ns``: wall clock, for boot ids alone. SettingsError when no node is named."""
         self._settings = settings
+        self._wall_ns = wall_ns
         self._nodes = settings.served
         named = settings.boot_file.replace("{node}", self._nodes[0])
         self._boots = Boots(Path(named) if named else None, wall_ns)
@@ -85,6 +86,8 @@ class Telemetry:
                     spread=settings.synthetic_spread,
                 )
             ]
+        if settings.source == "engines":
+            return [self._engines()]
         return [
             EmulatedSource(
                 node,
@@ -98,6 +101,43 @@ class Telemetry:
             for node in self._nodes
         ]
 
+    def _engines(self) -> Source:
+        # An HTTP client and a driver's library, which other sources need not load.
+        from services.nvml import Nvml
+        from services.telemetry.sources.devices import DcgmCards, NvmlCards
+        from services.telemetry.sources.engines import Devices, EnginesSource, no_devices
+
+        settings, node = self._settings, self._nodes[0]
+        devices: Devices = no_devices
+        if settings.dcgm_url:
+            devices = DcgmCards(
+                settings.dcgm_url,
+                lambda error: self._on_error(f"{node} dcgm", error),
+                timeout_s=settings.scrape_timeout_s / 2,
+            ).read
+        elif settings.devices != "none":
+            cards = NvmlCards(
+                Nvml(),
+                self._shell.clock,
+                lambda error: self._on_error(f"{node} nvml", error),
+                must=settings.devices == "nvml",
+                timeout_s=settings.scrape_timeout_s / 2,
+            )
+            devices = cards.read
+        return EnginesSource(
+            node,
+            settings.engines,
+            Path(settings.sockets.replace("{node}", node)),
+            self._position(node),
+            self._on_error,
+            self._shell.clock,
+            step_s=settings.step_s,
+            timeout_s=settings.scrape_timeout_s,
+            max_age_s=settings.max_age_s,
+            devices=devices,
+            wall_s=lambda: self._wall_ns() / 1e9,
+        )
+
     def _position(self, node: str) -> Callable[[], tuple[int, int]]:
         return lambda: (self._sampler.boot_id(node), self._sampler.last_step(node))
 
@@ -108,6 +148,10 @@ class Telemetry:
             sample = self._sampler.take(reading)
             if sample is not None:
                 self._failing.discard(sample.node)
+                # Engines fail one by one: those with numbers are well again.
+                self._failing.difference_update(
+                    worker for worker, age_s in zip(sample.workers, sample.ages_s, strict=False) if age_s == age_s
+                )
                 await self._publish(sample)
                 self._measures.published(reading.waited_s)
 

@@ -35,7 +35,7 @@ from schemas.telemetry import NODE_SAMPLE, NodeSample
 from schemas.transitions import TRANSITION_BATCH, TransitionBatch
 from services.bus import Message, nats
 from services.bus.embedded import EmbeddedServer
-from services.telemetry.sources.emulated import NodeClient
+from services.telemetry.sources.node_client import NodeClient
 
 SERVICES = ("telemetry", "featurizer", "decision", "actuator", "learner")
 NODE = "n0"

@@ -20,6 +20,10 @@ class Reading(NamedTuple):
     """float64 [workers, len(METRICS)], little-endian; NaN = missing."""
     waited_s: float = 0.0
     """How long the source waited for it, seconds."""
+    ages_s: tuple[float, ...] = ()
+    """How old each worker's numbers are at ``t_ns``, seconds; empty: of that moment. NaN: there are none."""
+    flags: tuple[tuple[int, str, str], ...] = ()
+    """(row, metric, why) of what was said and not believed, or had to be assumed."""
 
 
 class Source(Protocol):
