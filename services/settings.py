@@ -24,7 +24,11 @@ SECTIONS = ("common", "telemetry", "featurizer", "decision", "actuator", "learne
 
 PLAIN_VARIABLES = ("CONFIG", "SHARED")
 """Variables without a section: the settings file, and where tests find public data."""
-TEST_VARIABLES = ("POOL_", "RELOCATION_")
+ENGINE_VARIABLES = (
+    "SOCKET", "NODE", "CLASS", "Q0_SHARE", "CARD_KV_BYTES", "HBM_BYTES", "GROUP_BLOCKS", "PAUSE_MS",
+)  # fmt: skip
+"""Variables of a vLLM server with Tidegate inside (``actuator.engines.vllm.settings``): a shell may have both."""
+TEST_VARIABLES = ("POOL_", "RELOCATION_", "VLLM_")
 """Beginnings of variables that only tests read."""
 
 Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -119,7 +123,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
     """SettingsError for a variable ``TIDEGATE_...`` that nothing of ours reads: a mistyped one must not be silent."""
     for variable in environ:
         rest = variable.removeprefix("TIDEGATE_")
-        if rest == variable or rest in PLAIN_VARIABLES or rest.startswith(TEST_VARIABLES):
+        if rest == variable or rest in (*PLAIN_VARIABLES, *ENGINE_VARIABLES) or rest.startswith(TEST_VARIABLES):
             continue
         section, underscore, _ = rest.partition("_")
         if not underscore or section.lower() not in SECTIONS:

@@ -13,13 +13,24 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from services.bus.embedded import EmbeddedServer
 from services.errors import TidegateError
 
 STOP_TIMEOUT_S = 8.0
 RESTART_LIMIT = 5
 """Restarts of one child before a run is given up: what dies so often will die again."""
+
+
+class Server(Protocol):
+    """Where services find their NATS server; an embedded one is such."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def user(self) -> str: ...
+    @property
+    def password(self) -> str: ...
 
 
 class ChildDied(TidegateError):
@@ -93,9 +104,16 @@ class Processes:
         return self._folder / f"{name}.port"
 
     async def start_service(
-        self, service: str, name: str, server: EmbeddedServer, settings: Mapping[str, str], common: Mapping[str, str]
+        self,
+        service: str,
+        name: str,
+        server: Server,
+        settings: Mapping[str, str],
+        common: Mapping[str, str],
+        file: Path | None = None,
     ) -> Child:
-        """A service as a child that connects to ``server`` and dies with this process."""
+        """A service as a child that connects to ``server`` and dies with this process. ``settings`` win over those of
+        the ``file``."""
         everything = {
             "nats_url": server.url,
             "nats_user": server.user,
@@ -106,7 +124,7 @@ class Processes:
             **common,
         }
         self.port_file(name).unlink(missing_ok=True)
-        arguments = ["-m", f"services.{service}"]
+        arguments = ["-m", f"services.{service}"] + (["--config", str(file)] if file is not None else [])
         for key, value in settings.items():
             arguments += ["--set", f"{key}={value}"]
         return await self.start(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import datetime
 import getpass
 import logging
@@ -11,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final, TextIO, TypeVar
 
@@ -54,23 +55,30 @@ def run(command: Command, options: argparse.Namespace) -> int:
         raise UserError(f"nats_url: found scheme {scheme!r}, expected one of {', '.join(SCHEMES)}")
 
     async def session() -> int:
-        bus = await _connected(common)
+        bus = await connected(common)
         try:
             return await command(bus, options, sys.stdout)
         finally:
             await bus.drain(1.0)
 
-    # What the connection goes through is told once, by the error that ends the command.
+    with quiet_bus_log():
+        return asyncio.run(session())
+
+
+@contextlib.contextmanager
+def quiet_bus_log() -> Iterator[None]:
+    """What a connection goes through is told once, by the error that ends the command."""
     log = logging.getLogger("services.bus")
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
-        return asyncio.run(session())
+        yield
     finally:
         log.setLevel(level)
 
 
-async def _connected(common: CommonSettings) -> Bus:
+async def connected(common: CommonSettings) -> Bus:
+    """The bus that the settings name; BusUnavailable when no server answers, UserError for a mistake in them."""
     from services.runtime import connect
 
     try:

@@ -110,8 +110,8 @@ class World:
         live = {block.block_id for blocks in self.table.values() for block in blocks}
         assert self.pool.live_blocks == len(live)
         assert len(idle) + len(live) <= max(self.pool.bound_blocks, len(live)), "more idles than the bound leaves"
-        used = self.pool.used()
-        assert {int(number) for number in np.flatnonzero(used)} == live | set(idle) | {0}
+        holding = {int(number) for number in np.flatnonzero(self.pool.holding)}
+        assert holding == live | set(idle) | {0}, "the mask of blocks that hold anything is off"
 
 
 @pytest.mark.parametrize("seed", range(20))
