@@ -27,6 +27,7 @@ SERVICES = {
 OWN_PARSER = {
     "train": ("loadgen.train.cli", "train a network on randomised emulated fleets"),
     "evaluate": ("loadgen.evaluate.cli", "examine policies on held-out fleets, or on the article's cluster"),
+    "loadgen": ("loadgen.openai.cli", "load a real server, and compare what it answered"),
     "validate-engine": ("loadgen.validate_engine", "the emulated engine against measured timings"),
 }
 """Commands whose module declares their options: what it imports is slow, so it is asked only when it is needed."""
@@ -140,6 +141,12 @@ def _parser() -> argparse.ArgumentParser:
     headroom.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default %(default)s)")
     headroom.add_argument("--json", type=Path, metavar="FILE")
     headroom.set_defaults(command=_bench_headroom)
+    cold = bench.add_parser("cold-weights", help="a long-tail model's weights off the card: what it brings and costs")
+    cold.add_argument("--seconds", type=float, default=3600.0, help="simulated of each run (default %(default)g)")
+    cold.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="SEED")
+    cold.add_argument("--load", type=float, default=0.4, help="of the busy model's workload (default %(default)g)")
+    cold.add_argument("--json", type=Path, metavar="FILE")
+    cold.set_defaults(command=_bench_cold_weights)
     return parser
 
 
@@ -209,6 +216,17 @@ def _bench_memory(namespace: argparse.Namespace) -> None:
 
     check_file("--json", namespace.json)
     _report(memory.bench_memory(backend=namespace.backend), namespace.json)
+
+
+def _bench_cold_weights(namespace: argparse.Namespace) -> None:
+    from loadgen.bench import cold_weights
+    from loadgen.outputs import check_file
+
+    check_file("--json", namespace.json)
+    if namespace.seconds < 600 or namespace.load <= 0:
+        raise UserError(f"--seconds {namespace.seconds:g}, --load {namespace.load:g}: expected 600 or more, above 0")
+    figures = cold_weights.bench_cold_weights(namespace.seeds, namespace.seconds, namespace.load)
+    _report(figures, namespace.json)
 
 
 def _bench_reclaim(namespace: argparse.Namespace) -> None:

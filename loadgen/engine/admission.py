@@ -13,6 +13,8 @@ from loadgen.engine.jit import kernel
 from loadgen.engine.link import backlog_bytes, cancel, lane_push, lane_remove
 from loadgen.engine.pages import take
 from loadgen.engine.records import (
+    AWAKE,
+    BLOCKED_ASLEEP,
     BLOCKED_CAP,
     BLOCKED_MEMORY,
     BLOCKED_NO,
@@ -27,7 +29,7 @@ from loadgen.engine.records import (
     SHED,
     State,
 )
-from loadgen.engine.room import idle_push, idle_remove, make_room
+from loadgen.engine.room import idle_push, idle_remove, make_room, over_quota_blocks
 from loadgen.engine.rules import can_meet, first_token_in_s, hopeless, prefill_ahead_tokens
 from loadgen.engine.waiting import blocks_needed, queue_remove, reject, set_late
 
@@ -133,6 +135,10 @@ def admit(s: State, w: int, t: float) -> None:
     """Move the queue's head into the batch while memory and cap allow; the queue is in order of arrival or deadline."""
     worker = s.worker[w]
     worker.blocked = BLOCKED_NO
+    if worker.asleep != AWAKE:
+        worker.blocked = BLOCKED_ASLEEP
+        return
+    over = over_quota_blocks(s, w)
     soft = int(worker.rho * worker.q0_net / worker.block_bytes)
     cap = min(worker.max_running, MAX_BATCH)
     if worker.capped == 1:
@@ -171,7 +177,7 @@ def admit(s: State, w: int, t: float) -> None:
         was_idle = seq.idle == 1
         if was_idle:
             idle_remove(s, w, q)
-        spare = int(WATERMARK * worker.pool) if running > 0 else 0
+        spare = over + (int(WATERMARK * worker.pool) if running > 0 else 0)
         if more > 0 and not make_room(s, w, more + spare):
             if was_idle:
                 idle_push(s, w, q)

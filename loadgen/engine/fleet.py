@@ -19,17 +19,19 @@ from loadgen.engine.build import build
 from loadgen.engine.calibration import coefficients, prefill_tokens_per_s, reference_tokens_per_s
 from loadgen.engine.gauges import gauges
 from loadgen.engine.named import evict_named, prefetch_named
+from loadgen.engine.pages import premap
 from loadgen.engine.records import Phase, State
 from loadgen.engine.relocation import FREE, RESERVED, owners, relocate, reserve, unreserve
 from loadgen.engine.report import Results
 from loadgen.engine.specs import FleetConfig
-from loadgen.engine.stepper import advance, obey, premap, refresh_floors
-from loadgen.engine.views import AwaySession, IdleSession, Sessions, Snapshot
+from loadgen.engine.stepper import advance, obey, refresh_floors
+from loadgen.engine.views import AwaySession, IdleSession, Sessions, Snapshot, WorkerWeights
+from loadgen.engine.weights import Answer, call_back, send_off
 from loadgen.requests import RequestTable
 from schemas.identity import STEP_S
 from schemas.metrics import COLUMN, METRICS
 
-__all__ = ["AwaySession", "Effects", "Fleet", "IdleSession", "Sessions", "Snapshot"]
+__all__ = ["Answer", "AwaySession", "Effects", "Fleet", "IdleSession", "Sessions", "Snapshot", "WorkerWeights"]
 
 F8 = npt.NDArray[np.float64]
 I8 = npt.NDArray[np.int64]
@@ -122,8 +124,10 @@ class Fleet:
 
     def metrics(self) -> F8:
         """float64 [W, len(METRICS)]: the rows of a NodeSample, nothing missing but gauges without a subject
-        (mean iteration time when none ran, expected return when nothing is idle)."""
+        (mean iteration time when none ran, expected return when nothing is idle). A card's KV capacity is that of
+        now: weights that are off the card make it larger. Q0 stays: what they leave behind is lent, not promised."""
         out = self._constants.copy()
+        out[:, COLUMN["card_kv_capacity_bytes"]] = self.state.card["capacity"][self.card_of]
         gauges(self.state, self._last_step_s, out)
         return out
 
@@ -178,6 +182,19 @@ class Fleet:
         started = np.zeros(len(numbers))
         prefetch_named(self.state, worker, numbers, started)
         return started
+
+    def set_weights(self, worker: int, on_card: bool) -> Answer:
+        """Start copying the worker's weights to the host, or back; a repeat does nothing. Only a worker without
+        requests falls asleep, and only where the host has room; it wakes only where the card has room for its weights
+        (:meth:`weights` says what lacks). ValueError for a number that is no worker."""
+        if not 0 <= worker < self.workers:
+            raise ValueError(f"worker {worker}: expected 0 to {self.workers - 1}")
+        order = call_back if on_card else send_off
+        return Answer(int(order(self.state, worker)))
+
+    def weights(self, worker: int) -> WorkerWeights:
+        """Where the weights of one worker are, and since when nobody asked its model."""
+        return views.weights(self.state, worker, self.t_s)
 
     def owners(self, worker: int) -> tuple[I8, npt.NDArray[np.uint8]]:
         """Who holds each block of one worker: int64 [groups x blocks per group], a sequence's number, -1 for free, -2
@@ -258,7 +275,7 @@ class Fleet:
         spec, models = self.config.card_spec(), self.config.model_specs()
         reference = [reference_tokens_per_s(coefficients(spec.name, model.name)) for model in models]
         for name, value in {
-            "hbm_bytes": card["hbm"], "card_kv_capacity_bytes": card["capacity"], "q0_bytes": worker["q0"],
+            "hbm_bytes": card["hbm"], "q0_bytes": worker["q0"],
             "weights_bytes": worker["weights"], "block_bytes": worker["block_bytes"],
             "page_group_bytes": worker["group_bytes"], "kv_bytes_per_token": worker["kv_token_bytes"],
             "host_capacity_bytes": card["host_capacity"], "link_bytes_per_s": card["link"],

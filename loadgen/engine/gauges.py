@@ -160,8 +160,12 @@ def idle_sessions(s: State, w: int, t: float, out: F8) -> int:
 
 @entry
 def link_backlog(s: State, c: int) -> float:
-    """Bytes queued on the card's link, all lanes together."""
+    """Bytes queued on the card's link, all lanes and weights together."""
     total = 0.0
     for lane in range(LANES):
         total += backlog_bytes(s, c, lane)
+    card = s.card[c]
+    if card.asleep > 0:
+        for w in range(card.first, card.first + card.workers):
+            total += s.worker[w].w_left
     return total

@@ -15,12 +15,12 @@ from loadgen.engine.host import SILENT_SEARCH, blocks_of, host_resize, host_room
 from loadgen.engine.jit import kernel
 from loadgen.engine.pages import release, take
 from loadgen.engine.records import (
+    AWAKE,
     FINISHED,
     LANE_LOAD,
     LANE_PREFETCH,
     LANE_SWAP,
     LANE_WRITE,
-    LANES,
     LOADING,
     PREFILL,
     State,
@@ -151,7 +151,7 @@ def _complete(s: State, q: int, size: float) -> None:
 
 
 @kernel
-def _fails(s: State, c: int) -> bool:
+def fails(s: State, c: int) -> bool:
     """Whether the transfer that just ended has to be done again: a fixed share, drawn by a hash of its number."""
     card = s.card[c]
     card.transfers += 1
@@ -168,11 +168,10 @@ def _fails(s: State, c: int) -> bool:
 
 
 @kernel
-def pump(s: State, c: int, dt: float) -> None:
-    """Move what the link can in ``dt`` seconds."""
+def pump_lanes(s: State, c: int, budget: float, first: int, last: int) -> float:
+    """Move at most ``budget`` bytes of the lanes ``first`` to ``last`` - 1; returns what is left of it."""
     card = s.card[c]
-    budget = card.link * dt
-    for lane in range(LANES):
+    for lane in range(first, last):
         while budget > 0.0:
             q = s.lane[c, lane, 0]
             if q < 0:
@@ -184,7 +183,7 @@ def pump(s: State, c: int, dt: float) -> None:
             card.moved += moved
             if seq.x_left > 0.0:
                 break
-            if _fails(s, c):
+            if fails(s, c):
                 lane_remove(s, q)
                 lane_push(s, q, lane, seq.x_tokens, seq.x_size)
                 continue
@@ -192,6 +191,7 @@ def pump(s: State, c: int, dt: float) -> None:
             worker = s.worker[seq.worker]
             held = seq.host_tokens if lane >= LANE_SWAP else 0
             _complete(s, q, max(tokens - held, 1) * worker.kv_token_bytes)
+    return budget
 
 
 @kernel
@@ -212,7 +212,7 @@ def may_return(s: State, q: int) -> bool:
     seq = s.sequence[q]
     worker = s.worker[seq.worker]
     away = seq.blocks == 0 and seq.lane < 0 and seq.host_tokens > 0 and s.request[seq.request].phase >= FINISHED
-    if not away or worker.q_len > 0:
+    if not away or worker.q_len > 0 or worker.asleep != AWAKE:
         return False
     spare = worker.free + mappable_groups(s, seq.worker) * worker.bpg
     spare -= int(PREFETCH_FREE_SHARE * worker.q0 / worker.block_bytes)

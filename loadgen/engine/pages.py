@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.engine.jit import kernel
+from loadgen.engine.jit import entry, kernel
 from loadgen.engine.records import State
 
 ZERO: Final = np.uint64(0)
@@ -210,3 +210,14 @@ def empty_group(s: State, w: int) -> int:
         if s.group[g].free == full:
             return int(g)
     return -1
+
+
+@entry
+def premap(s: State, w: int) -> None:
+    """An engine maps its share of the card while it starts, as vLLM maps its whole pool; the check is armed by then."""
+    worker = s.worker[w]
+    card = s.card[worker.card]
+    while worker.mapped < worker.premapped and card.mapped_bytes + worker.group_bytes <= card.capacity:
+        if not map_group(s, w):
+            break
+    worker.stall = 0.0

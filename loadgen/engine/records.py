@@ -77,6 +77,19 @@ class Blocked(enum.IntEnum):
     STARTING = 3
     PREFILL = 4
     """The batch has prompts enough; who comes next is decided later."""
+    ASLEEP = 5
+    """The worker's weights are not on the card, or on their way."""
+
+
+class Weights(enum.IntEnum):
+    """Where a worker's weights are."""
+
+    AWAKE = 0
+    LEAVING = 1
+    """Being copied to the host: on the card until all of them are."""
+    ASLEEP = 2
+    RETURNING = 3
+    """Being copied back: their room on the card is taken."""
 
 
 FUTURE: Final = _number(Phase.FUTURE)
@@ -90,11 +103,17 @@ LANE_LOAD: Final = _number(Lane.LOAD)
 LANE_PREFETCH: Final = _number(Lane.PREFETCH)
 LANE_SWAP: Final = _number(Lane.SWAP_OUT)
 LANE_WRITE: Final = _number(Lane.WRITE_THROUGH)
+LANES_END: Final = _number(LANES)
 BLOCKED_NO: Final = _number(Blocked.NO)
 BLOCKED_MEMORY: Final = _number(Blocked.MEMORY)
 BLOCKED_CAP: Final = _number(Blocked.CAP)
 BLOCKED_STARTING: Final = _number(Blocked.STARTING)
 BLOCKED_PREFILL: Final = _number(Blocked.PREFILL)
+BLOCKED_ASLEEP: Final = _number(Blocked.ASLEEP)
+AWAKE: Final = _number(Weights.AWAKE)
+LEAVING: Final = _number(Weights.LEAVING)
+ASLEEP: Final = _number(Weights.ASLEEP)
+RETURNING: Final = _number(Weights.RETURNING)
 NEVER_FITS: Final = _number(Reason.NEVER_FITS)
 CLIENT_TIMEOUT: Final = _number(Reason.CLIENT_TIMEOUT)
 ENGINE_CRASH: Final = _number(Reason.ENGINE_CRASH)
@@ -138,27 +157,31 @@ WORKER: Final = _dtype(
     " recent_iterations recent_time finished finished_context finished_context_sq rejected output_tokens"
     " prompt_tokens recomputed good_tokens judged violations preemptions oom evicted_bytes loaded_bytes"
     " cap gap gap_time gap_iterations last_iteration prefill_rate"
-    " compacted_bytes arrived timeouts crashed e_started e_evicted e_compacted e_groups e_pause_us e_loaded",
+    " compacted_bytes arrived timeouts crashed e_started e_evicted e_compacted e_groups e_pause_us e_loaded"
+    " w_left quiet_since",
     i8="card request_at request_end first_at first_end chunk_at chunk_end group_at groups bpg block_tokens"
     " physical offload prefetch page_aware batch_tokens max_preemptions max_retries premapped"
     " max_running n_dec n_pre mapped free pool idle_blocks reserved chunk_free chunk_new"
     " q_head q_tail q_len l_head l_tail n_idle heap_len admissions blocked floor_blocks hint top freed_last generation"
-    " seq_at seq_end aside quota_groups by_deadline sheds capped watermark returns q_late n_away expects spare",
+    " seq_at seq_end aside quota_groups by_deadline sheds capped watermark returns q_late n_away expects spare"
+    " asleep",
 )
 """One worker. ``v`` counts decode iterations; ``e_*`` are effects since the last command; ``seq_at`` to ``seq_end``
 are its sequences; ``aside``: blocks kept for moves, in no count of free ones; ``quota_groups``: commanded quota;
 ``cap``: running cap in force; ``gap``: smoothed time between tokens; ``q_late``: first of the queue's late part;
 ``n_away``: sequences in the host tier only;
 ``expects``: it reserves the output that is expected, not max_tokens; ``spare``: blocks that it keeps mapped and free
-beside a neighbour in need while it is below its share."""
+beside a neighbour in need while it is below its share; ``asleep``: a :class:`Weights`; ``w_left``: bytes of its weights
+that are still to be copied; ``quiet_since``: end of the last sub-step that had a request of it."""
 
 CARD: Final = _dtype(
     f8="hbm capacity weights runtime slack reserve host_capacity host_used link hbm_rate mapped_bytes"
     " stall moved utilisation utilisation_idle substep restart_s failures",
     i8="transfers failed n_hosted silent first workers guard control_every prefetch_every timeout_every last_mapper"
-    " h_head h_tail timeouts substeps",
+    " h_head h_tail timeouts substeps asleep",
 )
-"""One card: its memory account, host tier and link; ``failures``: share of ``transfers`` that fail."""
+"""One card: its memory account, host tier and link; ``weights`` and ``capacity`` are those of now, ``asleep`` counts
+its workers that are not awake; ``failures``: share of ``transfers`` that fail."""
 
 GROUP: Final = _dtype(u8="free aside", i8="mapped")
 """One page group: a bit per free block, and one per block kept as a move's destination; none while not mapped."""

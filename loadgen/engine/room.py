@@ -120,6 +120,16 @@ def hard_groups(s: State, w: int) -> int:
 
 
 @kernel
+def over_quota_blocks(s: State, w: int) -> int:
+    """Free blocks that admission leaves alone. Beside weights that are off the card, a commanded quota below what is
+    mapped is an order to shrink, for they are to come back: room that ends up in new requests never becomes theirs."""
+    worker = s.worker[w]
+    if s.card[worker.card].asleep == 0 or worker.physical == 1:
+        return 0
+    return int(max(0, worker.mapped - worker.quota_groups) * worker.bpg)
+
+
+@kernel
 def _may_map(s: State, w: int) -> bool:
     """The guard's question: does everything fit the HBM with one more group mapped?"""
     worker = s.worker[w]

@@ -16,12 +16,13 @@ from loadgen.engine.eviction import evict
 from loadgen.engine.host import blocks_of, expire
 from loadgen.engine.iterate import prefill_gives_up, ready, run
 from loadgen.engine.jit import entry, kernel
-from loadgen.engine.link import backlog_bytes, prefetch, pump
-from loadgen.engine.pages import empty_group, map_group, unmap_group
-from loadgen.engine.records import F8, LANE_SWAP, LANE_WRITE, LANES, State
+from loadgen.engine.link import backlog_bytes, prefetch
+from loadgen.engine.pages import empty_group, premap, unmap_group
+from loadgen.engine.records import ASLEEP, F8, LANE_SWAP, LANE_WRITE, LANES, State
 from loadgen.engine.room import hard_groups
 from loadgen.engine.rules import next_cap, offload_bytes, smoothed_gap_s
 from loadgen.engine.waiting import arrivals, give_up
+from loadgen.engine.weights import pump, restarted
 from schemas.actions import MAX_RUNNING_HIGH, MAX_RUNNING_LOW, RHO_MIN
 
 
@@ -51,17 +52,6 @@ def refresh_floors(s: State, c: int) -> None:
                 unmap_group(s, w, g)
 
 
-@entry
-def premap(s: State, w: int) -> None:
-    """An engine maps its share of the card while it starts, as vLLM maps its whole pool; the check is armed by then."""
-    worker = s.worker[w]
-    card = s.card[worker.card]
-    while worker.mapped < worker.premapped and card.mapped_bytes + worker.group_bytes <= card.capacity:
-        if not map_group(s, w):
-            break
-    worker.stall = 0.0
-
-
 @kernel
 def _check_memory(s: State, c: int, t: float) -> None:
     """Did the card run out? Then the engine that mapped last hits the error and starts anew; where that one is
@@ -73,12 +63,13 @@ def _check_memory(s: State, c: int, t: float) -> None:
     if used <= card.hbm:
         return
     w = card.last_mapper
-    if s.worker[w].starting_until > t:
+    if s.worker[w].starting_until > t or s.worker[w].asleep == ASLEEP:
         for n in range(card.first, card.first + card.workers):
             if s.worker[n].mapped * s.worker[n].group_bytes > s.worker[w].mapped * s.worker[w].group_bytes:
                 w = n
     worker = s.worker[w]
     crash(s, w, t, card.restart_s)
+    restarted(s, w)
     for g in range(worker.group_at, worker.group_at + worker.groups):
         if s.group[g].mapped == 1:
             unmap_group(s, w, g)
@@ -154,6 +145,8 @@ def step_card(s: State, c: int, count: int) -> None:
                 prefill_gives_up(s, w, t)
                 give_up(s, w, t)
             admit(s, w, t)
+            if worker.n_dec + worker.n_pre + worker.q_len > 0:
+                worker.quiet_since = t + dt
             worker.credit = min(worker.credit + dt, worker.premap_s)
             if ready(s, w):
                 busy += 1

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loadgen.engine.gauges import idle_sessions, link_backlog
-from loadgen.engine.records import FINISHED, I8, State
+from loadgen.engine.records import FINISHED, I8, State, Weights
+from loadgen.engine.weights import lacking_bytes
 
 AWAY_LISTED: Final = 256
 """Sessions off the card that are listed at most."""
@@ -109,6 +110,32 @@ def snapshot(s: State, w: int, t_s: float) -> Snapshot:
         idle=idle,
         link_backlog_bytes=int(link_backlog(s, int(row["card"]))),
         waiting=int(row["q_len"]),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerWeights:
+    """Where a worker's weights are."""
+
+    state: Weights
+    bytes: int
+    left_bytes: int
+    """Of them, those still to be copied; 0 when none move."""
+    quiet_s: float
+    """Since when it has no request, running or waiting; 0: it has some."""
+    lacking_bytes: int
+    """What neighbours have to unmap before they could come back; 0 unless asleep."""
+
+
+def weights(s: State, w: int, t_s: float) -> WorkerWeights:
+    """The weights of worker ``w`` at ``t_s``."""
+    row = s.worker[w]
+    return WorkerWeights(
+        Weights(int(row["asleep"])),
+        int(row["weights"]),
+        int(np.ceil(row["w_left"])),
+        max(0.0, t_s - float(row["quiet_since"])),
+        int(np.ceil(lacking_bytes(s, w))),
     )
 
 

@@ -26,6 +26,9 @@ def warm() -> None:
     fleet.unreserve(0, none)
     fleet.evict_sessions(0, none)
     fleet.prefetch_sessions(0, none)
+    fleet.set_weights(0, on_card=False)
+    fleet.set_weights(0, on_card=True)
+    fleet.weights(0)
 
 
 if __name__ == "__main__":

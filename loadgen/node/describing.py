@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loadgen.node.sleepers import ASLEEP
 from schemas.engine import AwaySession, Description, IdleSession, Snapshot, SnapshotReply
 from schemas.identity import STEP_S
 
@@ -23,7 +24,7 @@ def describe(engines: Emulation, i: int) -> Description:
         engines.group_bytes(i),
         int(engines.metric(i, "kv_bytes_per_token")),
         quota.limits.q0_bytes,
-        quota.limits.capacity_bytes,
+        engines.sleepers.capacity_bytes(i, quota.limits.capacity_bytes),
         int(engines.mapped_bytes(i)),
         int(engines.metric(i, "floor_bytes")),
         quota.generation,
@@ -48,6 +49,7 @@ def snapshot(engines: Emulation, i: int, asked: Snapshot) -> SnapshotReply:
     host_free = engines.metric(i, "host_capacity_bytes") - engines.metric(i, "host_used_bytes")
     lists = asked.idle_listed > 0 or asked.due_within_s > 0
     found = engines.fleet.snapshot(i) if lists else None
+    weights = engines.fleet.weights(i)
     return SnapshotReply(
         generation=quota.generation,
         rho=quota.rho,
@@ -70,6 +72,10 @@ def snapshot(engines: Emulation, i: int, asked: Snapshot) -> SnapshotReply:
         link_backlog_bytes=found.link_backlog_bytes if found is not None else 0,
         waiting=int(engines.metric(i, "waiting")),
         iteration_s=engines.metric(i, "iteration_s"),
+        weights_bytes=weights.bytes,
+        # While they come back their room is taken: only the receipt tells when they are there.
+        weights_on_card=weights.state != ASLEEP,
+        quiet_s=weights.quiet_s,
     )
 
 

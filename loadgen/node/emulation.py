@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from loadgen.node.describing import describe, snapshot
 from loadgen.node.movements import Kind, Movement, Movements
+from loadgen.node.sleepers import Sleepers
 from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
 from schemas.engine import (
     Abort,
@@ -33,6 +34,7 @@ from schemas.engine import (
     ReturnPages,
     SampleReply,
     SetQuota,
+    SetWeights,
     Snapshot,
 )
 from schemas.identity import STEP_NS, STEP_S, Order
@@ -44,12 +46,12 @@ from services.actuator.memory.receipts import ENGINE, OUT
 
 if TYPE_CHECKING:  # the node's logic needs no compiled fleet: tests run it on plain numbers
     from loadgen.engine import views
-    from loadgen.engine.fleet import Effects
+    from loadgen.engine.fleet import Answer, Effects
     from loadgen.node.memory import NodeMemory, WorkerMemory
 
 F8 = NDArray[np.float64]
 
-CAPABILITIES: Final = ("set_quota", "evict", "sessions", "receipt")
+CAPABILITIES: Final = ("set_quota", "evict", "sessions", "receipt", "sleep", "grow")
 """No ``grants``: the fleet's guard owns the card's account, and looks and maps in one thread. With memory behind the
 blocks ``compact`` comes on top, and ``prefetch`` where the fleet does not bring sessions back by itself."""
 
@@ -88,6 +90,10 @@ class Stepper(Protocol):
     def prefetch_sessions(self, worker: int, sequences: Sequence[int]) -> F8: ...
 
     def prefill_tokens_per_s(self, worker: int) -> float: ...
+
+    def set_weights(self, worker: int, on_card: bool) -> Answer: ...
+
+    def weights(self, worker: int) -> views.WorkerWeights: ...
 
 
 class Emulation:
@@ -136,6 +142,7 @@ class Emulation:
         self._moved: dict[Kind, F8] = {"evict": np.zeros(len(workers)), "prefetch": np.zeros(len(workers))}
         """Since the start, bytes: what left the card, and what came back."""
         self._wall_s = wall_s
+        self.sleepers = Sleepers(fleet, self._card_mates)
 
     @property
     def t_ns(self) -> int:
@@ -163,6 +170,7 @@ class Emulation:
         self.fleet.advance(STEP_S)
         self.step += 1
         self.metrics = self.fleet.metrics()
+        self._follow_capacity()
         if self.memory is not None:
             self.memory.sync()
         effects = self.fleet.effects()
@@ -218,6 +226,8 @@ class Emulation:
                 return self._receipt(i, "", detail="empty page groups are given back as soon as they are empty")
             case Prefetch():
                 return self._prefetch(i, body)
+            case SetWeights():
+                return self._set_weights(i, body)
             case _:
                 return Failure("unsupported", "this is a worker's socket: ask node.sock for samples")
 
@@ -235,8 +245,7 @@ class Emulation:
     def _left_by_neighbours(self, i: int) -> float:
         """Hard quota of a worker as DESIGN section 1 has it: the card's capacity less the reserve and what each
         neighbour has mapped or must be able to map, bytes."""
-        cards = self.fleet.card_of
-        others = [k for k in range(len(self.workers)) if k != i and cards[k] == cards[i]]
+        others = [k for k in self._card_mates(i) if k != i]
         held = sum(max(self.mapped_bytes(k), self.metric(k, "floor_bytes")) for k in others)
         return self.metric(i, "card_kv_capacity_bytes") - held - (DEFAULTS.reserve_bytes if others else 0.0)
 
@@ -279,6 +288,26 @@ class Emulation:
             return Failure("unknown_session", str(error))
         return self._begin(i, "prefetch", command.action_id, wanted, command.sessions)
 
+    def _set_weights(self, i: int, command: SetWeights) -> ReplyBody:
+        if not self._limits[ServiceClass(self.classes[i])].swap_allowed:
+            return Failure("class_forbids", f"class {ServiceClass(self.classes[i]).name.lower()} never sleeps")
+        failure = self.sleepers.order(i, command)
+        self.metrics = self.fleet.metrics()  # room for weights that come back is taken now
+        self._follow_capacity()
+        return failure or self._receipt(i, command.action_id)
+
+    def _follow_capacity(self) -> None:
+        """A card whose neighbours' weights are in host memory can be told to map more."""
+        for i, quota in enumerate(self.quotas):
+            capacity = int(self.metric(i, "card_kv_capacity_bytes"))
+            if capacity != quota.limits.capacity_bytes:
+                quota.limits = msgspec.structs.replace(quota.limits, capacity_bytes=capacity)
+
+    def _card_mates(self, i: int) -> list[int]:
+        """Workers of ``i``'s card, itself among them."""
+        cards = self.fleet.card_of
+        return [k for k in range(len(self.workers)) if cards[k] == cards[i]]
+
     def _begin(self, i: int, kind: Kind, action_id: str, wanted: float, sessions: Sequence[int]) -> Receipt:
         counter = float(self._moved[kind][i])
         movement = self.movements[i].begin(action_id, kind, wanted, counter, self._wall_s(), sessions)
@@ -310,9 +339,11 @@ class Emulation:
 
     def _receipt(self, i: int, action_id: str, movement: Movement | None = None, detail: str = "") -> Receipt:
         quota = self.quotas[i]
+        done, said = self.sleepers.receipt(i, action_id)
+        detail = said or detail
         receipt = Receipt(
             action_id,
-            movement is None or movement.done,
+            done and (movement is None or movement.done),
             quota.generation,
             quota.rho,
             quota.soft_bytes,

@@ -20,6 +20,8 @@ from services.actuator.effects import MOVES, Command, EffectSettings, plan_card
 from services.actuator.views import WorkerView
 
 HOLD: Final = int(Action.HOLD)
+CAN_GROW: Final = "grow"
+"""Capability of an engine whose KV pool is not fixed at its start."""
 
 
 class Known(msgspec.Struct):
@@ -72,9 +74,12 @@ class Card:
         self._known = self._basis = None
 
     def resize(self, extra_bytes: float) -> None:
-        """Weights that are off the card have made its KV capacity larger by so much than described."""
+        """Weights that are off the card make its KV capacity larger by so much than described, for engines whose pool
+        can grow. Q0 stays, and with it what they may promise: the rest is lent, and has to come back at once."""
         for one in self.members.values():
-            if one is not None and one.view.capacity_bytes != one.capacity_bytes + extra_bytes:
+            if one is None or CAN_GROW not in one.capabilities:
+                continue
+            if one.view.capacity_bytes != one.capacity_bytes + extra_bytes:
                 one.view.capacity_bytes = one.capacity_bytes + extra_bytes
                 self._basis = None
 

@@ -19,9 +19,11 @@ from schemas.codec import DecodeError
 from schemas.outcomes import OUTCOME_BATCH
 from schemas.subjects import subject, wildcard
 from services.actuator.audit import AuditTrail
+from services.actuator.cold_weights import ColdWeightSettings
 from services.actuator.effects import EffectSettings
 from services.actuator.engines import emulated
 from services.actuator.engines.loopback import LoopbackEngine
+from services.actuator.engines.observed import ObservedEngine
 from services.actuator.engines.protocol import Engine
 from services.actuator.leases import Orders
 from services.actuator.measures import Counts, Latencies, MovementMetrics
@@ -43,8 +45,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The node whose engines this process commands; empty: see ``nodes``."""
     nodes: tuple[str, ...] = ()
     """Several nodes in one process (emulation). Loopback engines need none: they are there for every node."""
-    engine: Literal["socket", "loopback"] = "socket"
-    """``socket``: engines behind Unix sockets; ``loopback``: engines inside this process that accept all."""
+    engine: Literal["socket", "loopback", "observed"] = "socket"
+    """``socket``: engines behind Unix sockets; ``loopback``: engines inside this process that accept all;
+    ``observed``: servers that are only watched, whatever sockets there are."""
+    observe: bool = False
+    """With ``socket``: a worker that has none is one that is only watched, not an unknown one."""
     sockets: str = "/run/tidegate/{node}"
     """Folder with the node's engine sockets ``<gpu>-<name>.sock``; ``{node}`` stands for the node's name."""
     engine_timeout_s: Annotated[float, msgspec.Meta(gt=0.0, le=60.0)] = 1.0
@@ -61,6 +66,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     float64 milliseconds in NumPy's format, for benchmarks with loopback engines; empty: none."""
     effects: EffectSettings = EffectSettings()
     """What an action moves."""
+    cold_weights: ColdWeightSettings = ColdWeightSettings()
+    """When an idle model's weights leave their card."""
 
     def all_nodes(self) -> tuple[str, ...]:
         """Every node named, each once."""
@@ -83,7 +90,7 @@ class ActuatorService:
     """One task per node with real engines; loopback engines are served in the callback itself."""
 
     def __init__(self, settings: Settings) -> None:
-        if settings.engine == "socket" and not settings.all_nodes():
+        if settings.engine != "loopback" and not settings.all_nodes():
             raise SettingsError("settings [actuator]", "node", "nothing", "the node whose engines to command")
         self._settings = settings
         self._nodes: dict[str, _Node] = {}
@@ -122,6 +129,7 @@ class ActuatorService:
                 silent = await node.steps.rebuild(emulated.workers_in(self._folder(name), name))
                 for worker in silent:
                     log.warning("engine does not answer", extra={"fields": {"worker": worker}})
+            if settings.engine != "loopback":
                 shell.spawn(self._run(node), f"actuate-{name}")
         shell.spawn(self._audit.run(), "audit")
         names = settings.all_nodes()
@@ -159,8 +167,13 @@ class ActuatorService:
     def _node(self, name: str) -> _Node:
         node = self._nodes.get(name)
         if node is None:
-            settings = self._settings.effects
-            steps = NodeSteps(name, lambda worker: self._engine(name, worker), settings, ledger=self.ledger)
+            steps = NodeSteps(
+                name,
+                lambda worker: self._engine(name, worker),
+                self._settings.effects,
+                ledger=self.ledger,
+                cold=self._settings.cold_weights,
+            )
             node = self._nodes[name] = _Node(name, steps)
         return node
 
@@ -168,8 +181,9 @@ class ActuatorService:
         if self._settings.engine == "loopback":
             return LoopbackEngine(worker)
         folder = self._folder(node)
-        if not emulated.socket_path(folder, worker).exists():
-            return None
+        if self._settings.engine == "observed" or not emulated.socket_path(folder, worker).exists():
+            watched = self._settings.engine == "observed" or self._settings.observe
+            return ObservedEngine(worker, self._shell.clock.now_ns) if watched else None
         return emulated.connect(folder, worker, self._settings.engine_timeout_s)
 
     async def _on_batch(self, messages: list[Message]) -> None:

@@ -13,6 +13,8 @@ from schemas.identity import parse_worker_id
 from schemas.outcomes import OutcomeBatch, WorkerOutcome, outcomes_of
 from services.actuator import underway
 from services.actuator.account import HOLD, Account, Card, Known
+from services.actuator.cold_orders import ColdOrders
+from services.actuator.cold_weights import OFF, CardWeights, ColdWeightSettings, Order
 from services.actuator.effects import MOVES, EffectSettings
 from services.actuator.engines.protocol import Engine
 from services.actuator.grants import grant
@@ -61,6 +63,7 @@ class NodeSteps:
         settings: EffectSettings,
         limits: Mapping[ServiceClass, ClassLimits] = DEFAULT_LIMITS,
         ledger: Ledger | None = None,
+        cold: ColdWeightSettings = OFF,
     ) -> None:
         self.node = node
         self.members: dict[str, Member] = {}
@@ -71,6 +74,7 @@ class NodeSteps:
         """The step before, where the next may be its repetition."""
         self._engine_of = engine_of
         self._settings = settings
+        self._cold = ColdOrders(cold, settings) if cold.enabled else None
 
     async def rebuild(self, workers: Sequence[str]) -> list[str]:
         """Describe these workers and, once a card is known whole, grant its free pages. Gives the workers
@@ -93,9 +97,13 @@ class NodeSteps:
         if unseen:
             action_of = dict(zip(members, batch.actions, strict=True))
             await self._each([one.look(self.account, action_of[one]) for one in unseen], unseen)
+            if self._cold is not None:
+                await self._cold.look(present, self.account.cards, batch.t_ns * 1e-9)
             await grant(self.account, self.members)
         step = Step(batch, columns, members, Results(batch, columns), span, [])
-        self._plan(step)
+        orders = self._plan(step)
+        if self._cold is not None:
+            await self._order(step, orders)
         rows = range(len(members))
         if len(rows) > 1 and any(member.engine.waits for member in unseen):
             await asyncio.gather(*[self._act(step, (row,)) for row in rows])
@@ -114,7 +122,7 @@ class NodeSteps:
         outcomes = step.results.batch(self.node, t_ns, [one.known if one is not None else None for one in members])
         if begun:
             underway.remember(begun, outcomes_of(outcomes))
-        quiet = not (unseen or any(outcomes.statuses) or any([one.pending for one in present]))  # noqa: C419
+        quiet = self._cold is None and not (unseen or any(outcomes.statuses) or any([one.pending for one in present]))  # noqa: C419
         if quiet and all([card.quiet for card in self.account.cards.values()]):  # noqa: C419  # a list is faster
             self._quiet = Quiet(batch, outcomes, step.said)
         else:
@@ -159,8 +167,17 @@ class NodeSteps:
             member = self.members[worker] = Member(engine, self.account.card_of(worker))
         return member
 
-    def _plan(self, step: Step) -> None:
-        """Refusals into the step's results; commands are with the workers they are for."""
+    async def _order(self, step: Step, orders: Sequence[tuple[Order, Member, CardWeights]]) -> None:
+        """Send the step's orders about weights, and say what there is to say about any."""
+        assert self._cold is not None
+        batch = step.batch
+        await self._cold.send(orders, f"@{batch.boot_id}.{batch.step}", batch.t_ns * 1e-9, step.span)
+        for row, worker in enumerate(batch.workers):
+            step.results.explain(row, self._cold.words(worker))
+
+    def _plan(self, step: Step) -> list[tuple[Order, Member, CardWeights]]:
+        """Refusals into the step's results; commands are with the workers they are for. Gives the orders about weights
+        that belong to them."""
         batch, columns, refusals = step.batch, step.columns, step.results.refusals
         deadline_ns, lease_ns = batch.deadline_ns, batch.lease_ns
         width = len(batch.mask_reasons) // max(len(batch.workers), 1)
@@ -202,8 +219,19 @@ class NodeSteps:
             refusals[row] = refusal
         for card, workers in due.items():
             want_back(card, workers, self._settings)
+        orders: list[tuple[Order, Member, CardWeights]] = []
+        if self._cold is not None:
+            commanded = {
+                worker: not hold and not refusal
+                for worker, hold, refusal in zip(batch.workers, batch.holds, refusals, strict=True)
+            }
+            present = [one for one in step.members if one is not None]
+            orders = self._cold.plan(present, self.account.cards, commanded, batch.t_ns * 1e-9)
         for card in self.account.cards.values():
             card.plan(self._settings)
+            if self._cold is not None:
+                self._cold.make_room(card)
+        return orders
 
     async def _act(self, step: Step, rows: Iterable[int]) -> None:
         """Put the commands of these rows in force, one after the other; what they came to goes to the results."""

@@ -13,6 +13,7 @@ from schemas.engine import (
     Receipt,
     ReturnPages,
     SetQuota,
+    SetWeights,
     Snapshot,
     SnapshotReply,
     Ticket,
@@ -78,6 +79,9 @@ class LoopbackEngine:
         return self._receipt(command.action_id)
 
     async def prefetch(self, command: Prefetch) -> Receipt:
+        return self._receipt(command.action_id)
+
+    async def set_weights(self, command: SetWeights) -> Receipt:
         return self._receipt(command.action_id)
 
     async def receipt(self, action_id: str) -> Receipt:

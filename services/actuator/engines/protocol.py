@@ -27,6 +27,7 @@ from schemas.engine import (
     RequestBody,
     ReturnPages,
     SetQuota,
+    SetWeights,
     Snapshot,
     SnapshotReply,
     Ticket,
@@ -73,6 +74,7 @@ class Engine(Protocol):
     async def abort(self, ticket: int) -> Receipt: ...
     async def evict(self, command: Evict) -> Receipt: ...
     async def prefetch(self, command: Prefetch) -> Receipt: ...
+    async def set_weights(self, command: SetWeights) -> Receipt: ...
     async def receipt(self, action_id: str) -> Receipt: ...
     async def close(self) -> None: ...
 
@@ -260,6 +262,9 @@ class SocketEngine:
         return await self._client.request(command, Receipt)
 
     async def prefetch(self, command: Prefetch) -> Receipt:
+        return await self._client.request(command, Receipt)
+
+    async def set_weights(self, command: SetWeights) -> Receipt:
         return await self._client.request(command, Receipt)
 
     async def receipt(self, action_id: str) -> Receipt:

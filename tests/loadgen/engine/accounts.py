@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from loadgen.engine.fleet import Fleet
-from loadgen.engine.records import Phase
+from loadgen.engine.records import ASLEEP, AWAKE, Phase
 
 
 def _linked(records: np.ndarray, head: int, link: str) -> list[int]:
@@ -31,7 +31,7 @@ def check_accounts(fleet: Fleet) -> None:
             blocks += mask.bit_count()
         assert blocks == seq["blocks"], f"sequence {q}: {seq['blocks']} blocks kept, {blocks} counted"
     for c, card in enumerate(s.card):
-        rows = range(card["first"], card["first"] + card["workers"])
+        rows = np.arange(card["first"], card["first"] + card["workers"])
         mapped_bytes = sum(float(s.worker[w]["mapped"] * s.worker[w]["group_bytes"]) for w in rows)
         assert abs(mapped_bytes - card["mapped_bytes"]) < 1.0, "mapped bytes of the card"
         if card["guard"]:
@@ -40,8 +40,17 @@ def check_accounts(fleet: Fleet) -> None:
         host = sum(
             float(s.sequence[q]["host_blocks"] * s.worker[s.sequence[q]["worker"]]["block_bytes"]) for q in hosted
         )
+        asleep = s.worker["asleep"][rows]
+        weights = s.worker["weights"][rows]
+        host += float(weights[asleep != AWAKE].sum())
         assert abs(host - card["host_used"]) < 1.0, f"host tier: {card['host_used']} kept, {host} counted"
         assert card["host_used"] <= card["host_capacity"] + 1.0, "more in the host tier than it holds"
+        assert card["asleep"] == (asleep != AWAKE).sum(), "workers that are not awake"
+        assert card["weights"] == weights[asleep != ASLEEP].sum(), "weights on the card"
+        assert (s.worker["mapped"][rows][asleep == ASLEEP] == 0).all(), "KV of a worker that sleeps"
+        with_all = fleet.config.kv_capacity_bytes()
+        away = float(weights[asleep == ASLEEP].sum())
+        assert card["capacity"] == with_all + away, "capacity grows by exactly the weights that are off the card"
         assert card["n_hosted"] == len(hosted), "sequences in the host tier"
         lanes = [q for lane in range(4) for q in _linked(s.sequence, s.lane[c, lane, 0], "x_next")]
         assert sorted(lanes) == sorted(

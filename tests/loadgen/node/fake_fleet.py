@@ -42,6 +42,7 @@ class FakeFleet:
         self.workers = workers
         self.card_of = np.zeros(workers, np.int64)
         self.step = 0
+        self.on_card = [True] * workers
         self.evict_per_step = evict_per_step
         self.table = np.full((workers, len(METRICS)), np.nan)
         for name, value in NUMBERS.items():
@@ -96,6 +97,16 @@ class FakeFleet:
 
     def prefetch_sessions(self, worker: int, sequences) -> np.ndarray:
         return np.zeros(len(sequences))
+
+    def set_weights(self, worker: int, on_card: bool) -> int:
+        """Weights leave and come back at once."""
+        here = self.on_card[worker]
+        self.on_card[worker] = on_card
+        return 1 if here == on_card else 0
+
+    def weights(self, worker: int) -> SimpleNamespace:
+        state = 0 if self.on_card[worker] else 2
+        return SimpleNamespace(state=state, bytes=16 * GIB, left_bytes=0, quiet_s=0.0, lacking_bytes=0)
 
     def prefill_tokens_per_s(self, worker: int) -> float:
         return 20_000.0

@@ -167,7 +167,7 @@ class Compaction:
     def _empty_groups(self) -> int:
         steward = self._steward
         used = np.zeros(steward.geometry.blocks, np.bool_)
-        used[: steward.pool.num_gpu_blocks] = steward.pool.used()
+        used[: steward.pool.num_gpu_blocks] = steward.pool.holding
         return int((~used.reshape(steward.geometry.groups, -1).any(axis=1)).sum())
 
     def _adapt(self, moves: int, pause_s: float) -> None:

@@ -35,6 +35,8 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
 
     bound_blocks: int
     idle: dict[int, None]
+    holding: Bool
+    """Blocks that hold anything, requests' and idle ones, [num_gpu_blocks]; the null block counts."""
     watcher: Watcher | None
 
     @classmethod
@@ -43,6 +45,8 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
         pool.__class__ = cls
         pool.bound_blocks = pool.num_gpu_blocks - 1
         pool.idle = {}
+        pool.holding = np.zeros(pool.num_gpu_blocks, np.bool_)
+        pool.holding[pool.null_block.block_id] = True
         pool.watcher = None
         adopted: BoundedPool = pool
         return adopted
@@ -68,14 +72,6 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
         for number in list(islice(self.idle, max(over, 0))):
             self._maybe_evict_cached_block(self.blocks[number])
 
-    def used(self) -> Bool:
-        """Which blocks hold anything, bool [num_gpu_blocks]; the null block does."""
-        mask = np.ones(self.num_gpu_blocks, np.bool_)
-        free = [block.block_id for block in self.free_block_queue.get_all_free_blocks()]
-        mask[free] = False
-        mask[list(self.idle)] = True
-        return mask
-
     def get_num_free_blocks(self) -> int:
         """vLLM asks this before every allocation."""
         return max(min(int(self.free_block_queue.num_free_blocks), self.bound_blocks - self.live_blocks), 0)
@@ -86,6 +82,7 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
 
     def get_new_blocks(self, num_blocks: int) -> list[Any]:
         taken: list[Any] = super().get_new_blocks(num_blocks)
+        self.holding[[block.block_id for block in taken]] = True
         self.trim()
         return taken
 
@@ -93,6 +90,7 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
         for block in blocks:
             if block.ref_cnt == 0:
                 self._left(block)
+                self.holding[block.block_id] = True
         super().touch(blocks)
 
     def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
@@ -115,6 +113,7 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
         finally:
             self.bound_blocks = bound
         if done:
+            self.holding[list(self.idle)] = False
             self.idle.clear()
             if self.watcher is not None:
                 self.watcher.cleared()
@@ -123,6 +122,7 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
     def _remove_cached_block_hashes(self, block: Any) -> list[Any]:
         self._left(block)
         removed: list[Any] = super()._remove_cached_block_hashes(block)
+        self._rested(block)
         return removed
 
     def _insert_block_hash(self, block_hash_with_group_id: Any, block: Any, num_tokens: int | None) -> None:
@@ -130,13 +130,11 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
         self._rested(block)
 
     def _rested(self, block: Any) -> None:
-        """Count the block as idle if it is."""
-        if (
-            block.ref_cnt == 0
-            and block.block_hash is not None
-            and not block.is_null
-            and block.block_id not in self.idle
-        ):
+        """Count the block as idle, or as free, if it is."""
+        if block.ref_cnt > 0 or block.is_null:
+            return
+        self.holding[block.block_id] = block.block_hash is not None
+        if block.block_hash is not None and block.block_id not in self.idle:
             self.idle[block.block_id] = None
             if self.watcher is not None:
                 self.watcher.rested(block.block_hash[:-KEY_TAIL_BYTES])

@@ -31,7 +31,7 @@ def metrics(steward: Steward) -> bytes:
         card_kv_capacity_bytes=limits.capacity_bytes, q0_bytes=limits.q0_bytes, block_bytes=size,
         page_group_bytes=steward.geometry.group_bytes, kv_bytes_per_token=size / steward.block_tokens,
         floor_bytes=steward.floor_bytes, kv_bytes=pool.live_blocks * size + idle_bytes, kv_idle_bytes=idle_bytes,
-        kv_mapped_bytes=steward.mapped_bytes, frag=fragmentation(~pool.used()),
+        kv_mapped_bytes=steward.mapped_bytes, frag=fragmentation(~pool.holding),
         kv_reserved_bytes=size * sum(map(steward.reserved_blocks, scheduler.running)),
     )  # fmt: skip
     waiting = len(scheduler.waiting)

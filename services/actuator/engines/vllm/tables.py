@@ -82,7 +82,7 @@ def busy(scheduler: Any, *, in_flight: bool) -> set[int]:
 def layout(pool: BoundedPool, geometry: Geometry, held: Iterable[int]) -> Layout:
     """What is where now. ``held``: see :func:`busy`; a free block that is held is no hole either."""
     used = np.zeros(geometry.blocks, np.bool_)
-    used[: pool.num_gpu_blocks] = pool.used()
+    used[: pool.num_gpu_blocks] = pool.holding
     stuck = np.zeros(geometry.blocks, np.bool_)
     stuck[list(held)] = True
     stuck[pool.num_gpu_blocks :] = True
@@ -145,6 +145,7 @@ def _swap(pool: BoundedPool, source: Any, destination: Any) -> None:
     """The bookkeeping of one block: references, hashes, its place among the idle ones."""
     queue = pool.free_block_queue
     queue.remove(destination)
+    pool.holding[destination.block_id] = True
     if source.ref_cnt > 0:
         destination.ref_cnt, source.ref_cnt = source.ref_cnt, 0
         if source.block_hash is not None:
@@ -153,6 +154,7 @@ def _swap(pool: BoundedPool, source: Any, destination: Any) -> None:
         _insert_before(queue, destination, source)
         queue.remove(source)
         pool.move_block_hashes(source, destination)
+    pool.holding[source.block_id] = False
     queue.prepend_n([source])
 
 
