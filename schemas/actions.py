@@ -80,6 +80,8 @@ class Hold(enum.IntEnum):
 
 
 OPERATOR_HOLDS: Final = frozenset({Hold.MODE_OFF, Hold.PAUSED, Hold.SHADOW, Hold.OVERRIDE, Hold.KILLED})
+BASELINE_HOLDS: Final = frozenset({Hold.MODE_OFF, Hold.SHADOW, Hold.KILLED})
+"""Orders under which nothing of a worker may be moved: it is what it would be without Tidegate."""
 OPERATOR: Final = "operator"
 """Behaviour policy of rows that an operator's word decided: their action is not the acting policy's."""
 
@@ -142,6 +144,9 @@ class ActionBatch(msgspec.Struct, frozen=True, array_like=True):
     """float32 [workers, actions] of the acting policy, empty when it has none; rows held for a doubt about their
     state mean nothing."""
     shadows: tuple[ShadowDecisions, ...] = ()
+    orders: bytes = b""
+    """uint8 [workers]: the operator's word on each worker as a :class:`Hold`, also where ``holds`` tells a doubt about
+    its state instead; empty: on none."""
 
 
 ACTION_BATCH: Final = Codec(ActionBatch)
@@ -164,6 +169,7 @@ def columns_of(batch: ActionBatch) -> Columns:
         or not len(batch.target_rho) == len(batch.target_max_running) == len(batch.base_generations) == 8 * rows
         or len(batch.probabilities) != 4 * rows
         or len(batch.policy_index) not in (0, rows)
+        or len(batch.orders) not in (0, rows)
         or (rows and max(batch.policy_index, default=0) >= len(batch.policies))
     ):
         raise DecodeError("ActionBatch", "bad_shape", f"columns that do not fit {rows} workers")
@@ -174,6 +180,15 @@ def columns_of(batch: ActionBatch) -> Columns:
         unpack_row(batch.target_max_running, "q"),
         unpack_row(batch.base_generations, "q"),
     )
+
+
+def left_alone(batch: ActionBatch) -> list[bool]:
+    """Whether each worker of a batch whose parts agree is one that nothing may be done to, whatever else is said of
+    it: in shadow, off, or under the kill switch."""
+    if not batch.orders:
+        return [hold in BASELINE_HOLDS for hold in batch.holds]
+    pairs = zip(batch.holds, batch.orders, strict=True)
+    return [hold in BASELINE_HOLDS or order in BASELINE_HOLDS for hold, order in pairs]
 
 
 class ShadowDecision(NamedTuple):
@@ -202,6 +217,7 @@ class WorkerAction(NamedTuple):
     hold: int = 0
     q_values: tuple[float, ...] = ()
     shadows: tuple[ShadowDecision, ...] = ()
+    order: int = 0
 
 
 def actions_of(batch: ActionBatch) -> list[WorkerAction]:
@@ -237,6 +253,7 @@ def actions_of(batch: ActionBatch) -> list[WorkerAction]:
                 for shadow, q in zip(batch.shadows, shadow_q, strict=True)
                 if shadow.actions[k] != NO_DECISION
             ),
+            batch.orders[k] if batch.orders else 0,
         )
         for k, worker in enumerate(batch.workers)
     ]
@@ -277,4 +294,5 @@ def action_batch(
         bytes(row.mask for row in rows),
         b"".join(bytes(row.mask_reasons) for row in rows),
         bytes(row.hold for row in rows),
+        orders=bytes(row.order for row in rows) if any(row.order for row in rows) else b"",
     )

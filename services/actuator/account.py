@@ -40,6 +40,8 @@ class Known(msgspec.Struct):
     granted_bytes: int
     target: tuple[int, float, int] | None = None
     """(action, rho, max_running) to plan for in this step; None: it holds what is in force."""
+    keeps_hard: bool = False
+    """Its hard quota stays what is in force, whatever is planned in this step."""
     command: Command | None = None
     """What was planned for it in this step."""
     idle_before_evict_s: float = 0.0
@@ -66,7 +68,7 @@ class Card:
         self.troubled = False
         """Whether TPOT is beyond its limit in this step."""
         self._known: list[Known] | None = None
-        self._basis: list[tuple[tuple[int, float, int] | None, float, float, float]] | None = None
+        self._basis: list[tuple[tuple[int, float, int] | None, bool, float, float, float]] | None = None
 
     def put(self, worker: str, known: Known | None) -> None:
         """Expect a worker (None), or take in what it said."""
@@ -98,7 +100,10 @@ class Card:
             return
         self.scale = self.coming_scale
         self.troubled = False
-        basis = [(one.target, one.view.mapped_bytes, one.view.floor_bytes, one.view.prefetch_bytes) for one in known]
+        basis = [
+            (one.target, one.keeps_hard, one.view.mapped_bytes, one.view.floor_bytes, one.view.prefetch_bytes)
+            for one in known
+        ]
         if basis == self._basis:  # a quiet step: same targets, same memory, same commands
             for one in known:
                 one.target = None
@@ -116,7 +121,9 @@ class Card:
                 one.command = None
                 continue
             moves = moves or one.target[0] in MOVES or one.view.prefetch_bytes > 0
-            if not complete:  # somebody we cannot see may have mapped the rest
+            if one.keeps_hard:
+                command.hard_bytes = one.hard_bytes
+            elif not complete:  # somebody we cannot see may have mapped the rest
                 command.hard_bytes = min(command.hard_bytes, one.hard_bytes)
             one.target, one.command = None, command
         self._basis = basis if complete and not moves else None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from schemas.actions import ActionBatch
+from schemas.actions import ActionBatch, left_alone
 from schemas.engine import Receipt, SetQuota
 from schemas.outcomes import OutcomeBatch
 from services.actuator.engines.protocol import Engine
@@ -47,6 +47,8 @@ class Quiet(NamedTuple):
             or batch.workers != before.workers
             or LATENCY_AT_LIMIT in batch.mask_reasons
         ):
+            return None
+        if (batch.holds != before.holds or batch.orders != before.orders) and left_alone(batch) != left_alone(before):
             return None
         boot_id, step, lease_ns, deadline_ns = batch.boot_id, batch.step, batch.lease_ns, batch.deadline_ns
         # schemas.identity.action_id, with its part that is the same for all workers made once.

@@ -22,6 +22,7 @@ from services.actuator.audit import AuditTrail
 from services.actuator.cold_weights import ColdWeightSettings
 from services.actuator.effects import EffectSettings
 from services.actuator.engines import emulated
+from services.actuator.engines.connecting import Connector, EngineSettings, check_engines
 from services.actuator.engines.loopback import LoopbackEngine
 from services.actuator.engines.observed import ObservedEngine
 from services.actuator.engines.protocol import Engine
@@ -52,6 +53,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """With ``socket``: a worker that has none is one that is only watched, not an unknown one."""
     sockets: str = "/run/tidegate/{node}"
     """Folder with the node's engine sockets ``<gpu>-<name>.sock``; ``{node}`` stands for the node's name."""
+    engines: tuple[EngineSettings, ...] = ()
+    """What single engines can beside their sockets: tables ``[[actuator.engines]]``; as JSON in a variable or after
+    ``--set engines=``."""
     engine_timeout_s: Annotated[float, msgspec.Meta(gt=0.0, le=60.0)] = 1.0
     """How long an engine may take to answer, seconds: half a step, so that a silent engine does not cost its
     neighbours theirs."""
@@ -68,6 +72,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What an action moves."""
     cold_weights: ColdWeightSettings = ColdWeightSettings()
     """When an idle model's weights leave their card."""
+
+    def __post_init__(self) -> None:
+        check_engines(self.engines)
 
     def all_nodes(self) -> tuple[str, ...]:
         """Every node named, each once."""
@@ -110,6 +117,7 @@ class ActuatorService:
         """Describe the engines that are there and rebuild the card accounts, then listen."""
         self._shell = shell
         settings = self._settings
+        self._connector = Connector(settings.engines, settings.engine_timeout_s, shell.clock)
         self._latency = shell.observe.histogram(
             "telemetry_to_action_seconds",
             "from a sample's time to the receipt of its action, the slowest of those taken together; loopback engines",
@@ -148,6 +156,7 @@ class ActuatorService:
         await self._audit.flush(1.0)
         for node in self._nodes.values():
             await node.steps.close()
+        await self._connector.close()
         if self._settings.latency_file:
             _write(Path(self._settings.latency_file), self.latencies)
 
@@ -159,6 +168,7 @@ class ActuatorService:
             "audit_gaps": self._audit.gaps,
             "over_quota": sum(one.over_quota for one in steps),
             "changed_quota": sum(one.changed_quota for one in steps),
+            **{f"kvcached_{name}": count for name, count in msgspec.structs.asdict(self._connector.kvcached).items()},
         }
 
     def _folder(self, node: str) -> Path:
@@ -184,7 +194,7 @@ class ActuatorService:
         if self._settings.engine == "observed" or not emulated.socket_path(folder, worker).exists():
             watched = self._settings.engine == "observed" or self._settings.observe
             return ObservedEngine(worker, self._shell.clock.now_ns) if watched else None
-        return emulated.connect(folder, worker, self._settings.engine_timeout_s)
+        return self._connector.connect(folder, worker)
 
     async def _on_batch(self, messages: list[Message]) -> None:
         self._quiet.clear()

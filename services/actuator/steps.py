@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from schemas.actions import ActionBatch, Columns
+from schemas.actions import RHO_MIN, ActionBatch, Columns, left_alone
 from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
 from schemas.engine import Receipt, SetQuota
 from schemas.identity import parse_worker_id
@@ -25,6 +25,7 @@ from services.actuator.leases import (
     LATENCY_AT_LIMIT,
     NONE,
     REFUSAL_OF_REASON,
+    RHO_SLACK,
     UNKNOWN_WORKER,
     refusal_of,
 )
@@ -183,6 +184,8 @@ class NodeSteps:
         width = len(batch.mask_reasons) // max(len(batch.workers), 1)
         late = LATENCY_AT_LIMIT in batch.mask_reasons
         due: dict[Card, list[Known]] = {}
+        # Nobody in most steps: then there is no list to make.
+        alone = left_alone(batch) if any(batch.holds) or batch.orders else ()
         row = -1
         for member, action, rho, max_running, generation in zip(step.members, batch.actions, *columns, strict=True):
             row += 1
@@ -209,6 +212,13 @@ class NodeSteps:
             )
             if late and LATENCY_AT_LIMIT in batch.mask_reasons[width * row : width * (row + 1)]:
                 member.card.troubled = True
+            known.keeps_hard = bool(alone) and alone[row]
+            if refusal == NONE and known.keeps_hard:
+                # What is in force stays: no lease is renewed, and the engine itself goes back to what it is without
+                # us. Only memory promised beyond Q0 is taken back at once.
+                if known.rho > RHO_MIN + RHO_SLACK:
+                    known.target = (HOLD, rho, max_running)
+                continue
             if refusal == NONE:
                 known.target = (action, rho if rho < known.rho_max else known.rho_max, max_running)
                 if known.said is not None and known.said.away:
@@ -256,8 +266,8 @@ class NodeSteps:
                 )
                 moved = await moves.run(command)
             if command is None:
-                # A refused command still tells the engine that its step is answered: with the quota already in
-                # force and a lease that is over, which no engine renews.
+                # A refused command, or none, still tells the engine that its step is answered: with the quota already
+                # in force and a lease that is over, which no engine renews.
                 order = SetQuota(
                     boot_id, number, worker_action, known.rho, known.soft_bytes, known.hard_bytes,
                     known.max_running, max(generations[row], 0), 0, batch.deadline_ns,
@@ -275,10 +285,11 @@ class NodeSteps:
                 else:
                     quota = await engine.set_quota(order)
                 self.account.receipt(known, quota)
-                if not refusals[row]:
+                results.explain(row, quota.detail)
+                if not refusals[row] and command is not None:
                     step.said.append(Said(engine, order, quota))
             except EngineRefused as error:
-                if refusals[row] == NONE:
+                if refusals[row] == NONE and command is not None:
                     refusals[row] = REFUSAL_OF_REASON.get(error.reason, ENGINE_REFUSED)
                     results.explain(row, str(error))
             except EngineUnreachable as error:
@@ -286,7 +297,8 @@ class NodeSteps:
                 refusals[row] = ENGINE_UNREACHABLE
                 results.explain(row, error.detail)
             if command is None:
-                results.refuse(row)
+                if refusals[row]:
+                    results.refuse(row)
             elif (
                 quota is None
                 or refusals[row]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from schemas.actions import (
     ACTION_COUNT,
+    BASELINE_HOLDS,
     NO_DECISION,
     OPERATOR,
     RHO_MIN,
@@ -23,7 +24,7 @@ from schemas.features import FEATURE_COUNT
 from schemas.identity import SCHEMA_VERSION
 from services.decision.book import InForce
 from services.decision.intake import Admitted
-from services.decision.modes import ACTION_OF, BASELINE, Standing, in_share
+from services.decision.modes import ACTION_OF, Standing, in_share
 from services.decision.policy import Policy, explore
 from services.decision.probation import merged, tried_on
 from services.decision.settings import Settings, shield_settings
@@ -124,7 +125,7 @@ class Decider:
             pack(holds, "u1"),
             _q_column(choice.q_values, doubts),
             _chosen_by(stays, ordered),
-            b"" if ordered is None else (ordered != 0).tobytes(),
+            b"" if ordered is None else ordered.tobytes(),
         )
         return Decided(self._batches(admitted, columns, shadows, in_force), actions, reasons, holds)
 
@@ -137,7 +138,7 @@ class Decider:
         caps: NDArray[np.float64],
     ) -> None:
         """Write the operators' numbers over the targets [n], in place; a class's highest rho stands above them."""
-        baseline = np.isin(ordered, list(BASELINE))
+        baseline = np.isin(ordered, list(BASELINE_HOLDS))
         rho[baseline], ceiling[baseline] = RHO_MIN, self._shield.max_running_start
         for row in np.flatnonzero(ordered == Hold.OVERRIDE).tolist():
             override = standings[row].override
@@ -183,6 +184,7 @@ class Decider:
                     columns.holds[start:end],
                     columns.q_values[_Q_ROW_BYTES * start : _Q_ROW_BYTES * end],
                     tuple([_cut(one, start, end) for one in shadows if ordered or one.policy not in names]),
+                    columns.ordered[start:end] if ordered else b"",
                 )
             )
         return out
@@ -210,7 +212,7 @@ class _Columns(NamedTuple):
     chosen_by: bytes
     """uint8 [n]: ACTING, FORMER or ORDERED; empty: all ACTING."""
     ordered: bytes
-    """uint8 [n]: 1 in the rows that an operator's word decided; empty: in none."""
+    """uint8 [n]: the operator's word, a Hold; empty: there is none on anybody."""
 
 
 def _recommended(

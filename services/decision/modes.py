@@ -8,7 +8,7 @@ its ``expires_ns`` counts for nothing, and what lies beneath it counts again.
 |---|---|---|
 | ``enforce`` | what the policy decides | acts |
 | ``canary`` | that, for a share of the workers; the others are in shadow | acts, or is recorded |
-| ``shadow`` | hold at rho 1.0 and the starting ceiling: as if Tidegate were not there | recorded |
+| ``shadow`` | hold at rho 1.0 and the starting ceiling; the actuator moves nothing but a rho above it | recorded |
 | ``off`` | the same; every worker of a node shares its one message, so it cannot stay silent for one | not recorded |
 | paused | hold at what is in force | recorded |
 | override | the numbers given, or the action given wherever the shield allows it | recorded |
@@ -37,9 +37,6 @@ from schemas.config import (
     place_of,
     read_order,
 )
-
-BASELINE: Final = frozenset({Hold.MODE_OFF, Hold.SHADOW, Hold.KILLED})
-"""Holds under which an engine is told what it would be without Tidegate."""
 
 _CLASS_NAMES: Final = {int(kind): kind.name.lower() for kind in ServiceClass}
 

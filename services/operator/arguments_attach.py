@@ -35,6 +35,13 @@ def add_commands(commands: Any) -> None:
     attach.add_argument(
         "--socket", type=Path, metavar="PATH", help="engine with Tidegate inside (default: /run/tidegate/<node>/...)"
     )
+    attach.add_argument("--kvcached", type=given, metavar="NAME", help="its KVCACHED_IPC_NAME, where it is on kvcached")
+    attach.add_argument(
+        "--sleep", action="store_true", help="its weights may leave the card while nobody asks (vLLM's sleep mode)"
+    )
+    attach.add_argument(
+        "--weights-gb", type=_positive, metavar="X", help="what they take (default: as the model's folder says)"
+    )
     attach.add_argument("--folder", type=Path, metavar="DIR", help="what outlives it (default: under ~/.local/state)")
     attach.add_argument("--duration", metavar="TIME", help="such as 10m (default: until Ctrl-C)")
     attach.add_argument(

@@ -28,6 +28,7 @@ from services.bus import Bus, Message
 from services.decision.settings import Settings as DecisionSettings
 from services.errors import BusError
 from services.operator import attach_folder, attach_seen, attach_sight, attach_view, changes, report, session
+from services.operator.attach_elastic import Elastic, elastic_of
 from services.operator.attach_endpoint import look
 from services.operator.attach_folder import Attached
 from services.operator.attach_loop import AttachedLoop, Wiring
@@ -55,21 +56,24 @@ async def _attach(options: argparse.Namespace, out: TextIO) -> int:
     out.write(attach_sight.as_text(endpoint, plan.description, given, plan.own))
     out.flush()
     check_mode(plan, endpoint)
+    elastic = await elastic_of(options, plan)
+    for line in elastic.told:
+        _tell(out, line)
     lock = attach_folder.claim(plan.folder)
     try:
-        return await _run(options, plan, out)
+        return await _run(options, plan, elastic, out)
     finally:
         lock.close()
 
 
-async def _run(options: argparse.Namespace, plan: Plan, out: TextIO) -> int:
+async def _run(options: argparse.Namespace, plan: Plan, elastic: Elastic, out: TextIO) -> int:
     common = None
     if options.nats is not None:
         common = session.settings_of(options, CommonSettings, "common", nats_url=options.nats)
     name = parse_worker_id(plan.worker)
     wiring = Wiring(
-        name.node, [engine_settings(options, plan)], None if plan.socket is None else plan.socket.parent, plan.mode,
-        options.config,
+        name.node, [engine_settings(options, plan) | elastic.for_telemetry],
+        None if plan.socket is None else plan.socket.parent, plan.mode, options.config, elastic.for_actuator,
     )  # fmt: skip
     attach_seen.trim(plan.folder / attach_seen.FILE)
     loop = AttachedLoop(plan.folder, wiring, common)

@@ -47,6 +47,8 @@ class Wiring(NamedTuple):
     mode: str
     config: Path | None
     """Settings file of the operator's own, beneath what attach says."""
+    actuator: Mapping[str, str] = {}
+    """What the actuator is told beside it."""
 
 
 class AttachedLoop:
@@ -142,7 +144,7 @@ class AttachedLoop:
             case "actuator":
                 engine = "socket" if wiring.sockets is not None else "observed"
                 kept = {"audit_max_bytes": str(STREAM_BYTES)} if streams else {}
-                return {"node": wiring.node, "engine": engine, **sockets, **kept}
+                return {"node": wiring.node, "engine": engine, **sockets, **kept, **wiring.actuator}
             case "decision":
                 # Beneath the order in tg_config: whatever becomes of that, nobody is enforced who was not asked.
                 return {"mode": "shadow"}

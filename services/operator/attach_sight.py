@@ -47,7 +47,7 @@ CONTROLS: Final = (
     ("compact", "compaction", "compact"),
     ("evict", "eviction of idle KV to host memory", "evict"),
     ("prefetch", "bringing idle KV back ahead of time", "prefetch"),
-    ("weights", "weights to host memory while nobody asks", "weights"),
+    ("weights", "weights to host memory while nobody asks", "sleep"),
 )
 """Name, words, and the capability of a description; empty: every engine with a socket has it."""
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.servers import PYTHON, VllmServer
+from tests.vllm.servers import BLOCK_BYTES, PYTHON, VllmServer
 
 HERE = Path(__file__).parent
 LONGEST_S = 1200
+CARD_BYTES = 240 * BLOCK_BYTES
+"""KV capacity of the card that two servers share, less than their pools together: what one takes the other lacks."""
 TOLD: list[str] = []
 """What the tests found, for the end of the run."""
 collect_ignore = ["inside"]
@@ -36,14 +38,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def servers(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, VllmServer]]:
-    """All of them, starting: two that share a card's KV capacity, one that forgets to copy, one without Tidegate."""
+    """All of them, starting: two that share a card's KV capacity, one that forgets to copy, one without Tidegate, and
+    one with it but without a host tier."""
     folder = tmp_path_factory.mktemp("v")
-    made = {name: VllmServer(tiny, folder, name) for name in ("w0", "w1", "forgetful", "stock")}
+    made = {name: VllmServer(tiny, folder, name) for name in ("w0", "w1", "forgetful", "stock", "bare")}
     try:
         for name in ("w0", "w1"):
-            made[name].start(environment={"TIDEGATE_Q0_SHARE": "0.5", "TIDEGATE_CARD_KV_BYTES": str(768 * 32768)})
+            made[name].start(environment={"TIDEGATE_Q0_SHARE": "0.5", "TIDEGATE_CARD_KV_BYTES": str(CARD_BYTES)})
         made["forgetful"].start(offloading=False, worker_class="tests.vllm.forgetful_worker.ForgetfulWorker")
         made["stock"].start(steered=False, offloading=False)
+        made["bare"].start(offloading=False)
         yield made
     finally:
         for one in made.values():
@@ -74,6 +78,11 @@ def stock(servers: dict[str, VllmServer]) -> VllmServer:
 def tell() -> Callable[[str], None]:
     """Say a figure at the end of the run."""
     return TOLD.append
+
+
+@pytest.fixture
+def bare(servers: dict[str, VllmServer]) -> VllmServer:
+    return servers["bare"].until_ready()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

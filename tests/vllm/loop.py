@@ -62,7 +62,7 @@ class Loop:
 
     async def stop(self) -> None:
         if self.bus is not None:
-            await self.bus.close()
+            await self.bus.drain()
         await self.processes.stop()
         await self.server.stop()
 
@@ -94,11 +94,14 @@ class Loop:
         settings = {
             "telemetry": {
                 "node": NODE, "source": "engines", "engines": json.dumps(engines), "sockets": sockets,
-                "boot_file": str(self.folder / "boot"), "devices": "none",
+                "boot_file": str(self.folder / "boot"), "devices": "none", "scrape_timeout_s": "1.8",
             },
             "featurizer": {},
             "decision": {},
-            "actuator": {"node": NODE, "sockets": sockets},
+            # The reserve of a whole card is more than these pools have.
+            "actuator": {
+                "node": NODE, "sockets": sockets, "engine_timeout_s": "3", "effects": json.dumps({"reserve_bytes": 0}),
+            },
             "learner": {"checkpoint_dir": str(self.folder / "learner")},
         }[name]  # fmt: skip
         return await self.processes.start_service(name, name, self.server, settings, {})
@@ -116,7 +119,8 @@ class Loop:
         for message in messages:
             batch: OutcomeBatch = OUTCOME_BATCH.decode(message.data)
             for one in outcomes_of(batch):
-                self.rho.setdefault(one.worker, set()).add(round(float(one.effective_rho), 1))
+                if one.effective_rho > 0:  # nothing is known of an engine that did not answer
+                    self.rho.setdefault(one.worker, set()).add(round(float(one.effective_rho), 1))
                 if one.executed_action:
                     self.executed[Action(one.executed_action).name.lower()] += 1
                 if one.refusal:

@@ -77,7 +77,11 @@ class VllmServer:
         """Begin; :meth:`until_ready` waits. ``blocks``: of its KV pool, one of which is vLLM's null block."""
         command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
         command += ["--port", str(self.port), "--num-gpu-blocks-override", str(blocks), *COMMON, *flags]
-        told = {"VLLM_SERVER_DEV_MODE": "1", "NUMBA_CACHE_DIR": str(self.folder / "numba")}
+        # One thread: two that wait for each other by spinning take the cores from everybody else.
+        told = {
+            "VLLM_SERVER_DEV_MODE": "1", "NUMBA_CACHE_DIR": str(self.folder / "numba"),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
         if steered:
             command += [word for flag in START_FLAGS for word in flag.split()]
             if worker_class:

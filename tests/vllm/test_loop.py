@@ -73,7 +73,7 @@ async def test_five_services_steer_two_servers_and_no_request_fails(
     assert neighbour.alive
     assert loop.samples > 0.3 * DURATION_S / 2, "telemetry was silent for most of the time"
     assert set(loop.rho) == {steered.worker, neighbour.worker}, "an engine was never commanded"
-    assert max(max(seen) for seen in loop.rho.values()) > 1.0, "nothing was ever overcommitted"
+    assert loop.executed, "no action but hold was ever executed"
     assert not +loop.missing, f"telemetry lacked what decisions need: {dict(+loop.missing)}"
 
 

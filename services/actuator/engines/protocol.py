@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket as sockets
+import struct
 from pathlib import Path
 from typing import Final, Protocol, TypeVar, cast
 
@@ -39,6 +41,8 @@ from services.errors import EngineRefused, EngineUnreachable, ProtocolError
 R = TypeVar("R", bound=ReplyBody)
 PLAIN: Final = Snapshot()
 """Asks for no sessions."""
+_CREDENTIALS: Final = struct.Struct("=3i")
+"""Linux's struct ucred: pid, uid, gid."""
 
 
 class Engine(Protocol):
@@ -109,6 +113,15 @@ class EngineSocket(asyncio.Protocol):
         """The caller gave up; a late reply to it is ignored."""
         self._waiting.pop(seq, None)
 
+    @property
+    def peer_pid(self) -> int:
+        """Process that listens at the other end, as this one's pid namespace numbers it; 0: not known."""
+        own = None if self.lost or self._transport is None else self._transport.get_extra_info("socket")
+        if own is None:
+            return 0
+        said = own.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size)
+        return int(_CREDENTIALS.unpack(said)[0])
+
     def data_received(self, data: bytes) -> None:
         try:
             for body in self._frames.feed(data):
@@ -158,6 +171,11 @@ class EngineClient:
     def t_ns(self) -> int:
         """The engine's clock in its latest answer, 0 before the first."""
         return max(self._t_ns, self._socket.t_ns if self._socket is not None else 0)
+
+    @property
+    def peer_pid(self) -> int:
+        """The engine's process; 0 without a connection."""
+        return self._socket.peer_pid if self._socket is not None else 0
 
     async def request(self, body: RequestBody, expected: type[R]) -> R:
         """Send and wait. EngineRefused for a Failure; EngineUnreachable for silence, a lost connection or an
@@ -230,6 +248,11 @@ class SocketEngine:
     @property
     def connection(self) -> int:
         return self._client.connection
+
+    @property
+    def peer_pid(self) -> int:
+        """The engine's process; 0 without a connection."""
+        return self._client.peer_pid
 
     async def describe(self) -> Description:
         return await self._client.request(Describe(), Description)

@@ -30,6 +30,8 @@ class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True):
     rho_max: float = RHO_MAX
     """Of the fleet and of the worker's class, whichever is lower."""
     max_running_start: int = MAX_RUNNING_START
+    hard_limit_bytes: int = 0
+    """Highest hard quota; 0: the card's capacity. A pool that can grow may use what a neighbour's weights leave."""
 
 
 class Quota:
@@ -105,7 +107,7 @@ class Quota:
             return _failure("out_of_range", max_running=command.max_running, high=MAX_RUNNING_HIGH)
         if command.soft_bytes > command.rho * limits.q0_bytes * (1 + RHO_SLACK) + 1:
             return _failure("out_of_range", soft_bytes=command.soft_bytes, q0_bytes=limits.q0_bytes)
-        if command.hard_bytes > limits.capacity_bytes:
+        if command.hard_bytes > max(limits.capacity_bytes, limits.hard_limit_bytes):
             return _failure("out_of_range", hard_bytes=command.hard_bytes, capacity_bytes=limits.capacity_bytes)
         if now_ns > command.deadline_ns or now_ns >= command.lease_ns:
             return _failure("late", now_ns=now_ns, deadline_ns=command.deadline_ns, lease_ns=command.lease_ns)

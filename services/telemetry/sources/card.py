@@ -68,7 +68,7 @@ def fill(values: NDArray[np.float64], tenants: Sequence[Tenant], device: CardMem
             flags += [(t.row, "hbm_bytes", "assumed: no device and no setting says it") for t in tenants if t.alive]
     capacity = min(math.fsum(pools), hbm) if pools and hbm > 0 else math.nan
     unclaimed = max(0.0, device.used_bytes - claimed) if device.used_bytes == device.used_bytes else 0.0
-    free = _free(values, tenants) - unclaimed
+    free = _free(values, tenants, told) - unclaimed
     if unclaimed > 0.02 * hbm:
         flags += [
             (t.row, "card_free_bytes", f"{unclaimed:.0f} bytes in use that no engine claims")
@@ -97,14 +97,16 @@ def _claim(tenant: Tenant, device: CardMemory) -> float:
     return max(known, told if told == told else 0.0) or math.nan
 
 
-def _free(values: NDArray[np.float64], tenants: Sequence[Tenant]) -> float:
-    """Pools less what is used of them; a worker that is away is taken to use its own whole."""
+def _free(values: NDArray[np.float64], tenants: Sequence[Tenant], told: float) -> float:
+    """Pools, or the capacity that their engines ``told``, less what is used of them; a worker that is away is taken to
+    use its own pool whole."""
     used = values[:, COLUMN["kv_bytes"]]
-    return math.fsum(
-        tenant.pool_bytes - used[tenant.row]
-        for tenant in tenants
-        if tenant.alive and tenant.pool_bytes == tenant.pool_bytes and used[tenant.row] == used[tenant.row]
+    known = [tenant for tenant in tenants if tenant.pool_bytes == tenant.pool_bytes]
+    taken = math.fsum(
+        used[tenant.row] if tenant.alive and used[tenant.row] == used[tenant.row] else tenant.pool_bytes
+        for tenant in known
     )
+    return (told if told == told else math.fsum(tenant.pool_bytes for tenant in known)) - taken
 
 
 def _told(values: NDArray[np.float64], tenants: Sequence[Tenant], name: str) -> float:

@@ -192,17 +192,24 @@ class Endpoint:
         return facts
 
     async def _own(self, boot_id: int, timeout_s: float) -> tuple[NDArray[np.float64] | None, float]:
-        """The engine's own row over its socket and its age; None where there is no socket or no sane answer."""
+        """The engine's own row over its socket and its age; None where nobody serves one.
+
+        ScrapeFailed when somebody does and gives no sane answer in time: the page alone would show a stock server,
+        with a quota that is not in force.
+        """
         if not self._client.connected and not self._socket.exists():
             return None, 0.0
         try:
             async with asyncio.timeout(timeout_s):
                 t_ns, reply = await self._client.sample(Sample(NEWEST, boot_id, timeout_s))
             table = fit_columns(unpack(reply.metrics, "<f8", len(reply.workers), "SampleReply"), len(METRICS))
-        except (EngineUnreachable, EngineRefused, DecodeError, TimeoutError, ValueError):
-            return None, 0.0
+        except (EngineUnreachable, EngineRefused, DecodeError, TimeoutError, ValueError) as error:
+            if isinstance(error.__cause__, (ConnectionRefusedError, FileNotFoundError)):
+                return None, 0.0  # left behind by an engine that was killed
+            reason = str(error) or f"no answer within {timeout_s:g} s"
+            raise ScrapeFailed(str(self._socket), reason) from error
         if len(table) != 1:
-            return None, 0.0
+            raise ScrapeFailed(str(self._socket), f"{len(table)} rows, expected the engine's own")
         values, _ = sane(table[0])
         return values, max(0.0, (self._clock.now_ns() - t_ns) / 1e9)
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from schemas.actions import OPERATOR, Action, ActionBatch, Hold, WorkerAction, actions_of
+from schemas.actions import OPERATOR, Action, ActionBatch, Hold, WorkerAction, actions_of, left_alone
 from schemas.config import (
     KEY_KILL,
     KEY_MODE,
@@ -225,6 +225,15 @@ def test_a_doubt_about_the_state_stays_visible_but_stops_no_kill_switch(
 ) -> None:
     command = first(decided(orders, holds=[Hold.STALE, 0], rho=1.4))
     assert (command.action, command.hold, command.target_rho) == (Action.HOLD, hold, rho)
+
+
+@pytest.mark.parametrize("mode", ["shadow", "off"])
+def test_under_a_doubt_the_order_is_told_beside_it_so_that_nothing_is_done_to_the_worker(mode: str) -> None:
+    batch = decided({KEY_MODE: ModeOrder(mode=mode, **BY)}, holds=[Hold.STALE, 0])
+    assert first(batch).hold == Hold.STALE
+    assert left_alone(batch) == [True, True]
+    paused = decided({KEY_PAUSE: PAUSE}, holds=[Hold.STALE, 0])
+    assert left_alone(paused) == [False, False], "a pause keeps what is in force, and renews it"
 
 
 def test_only_commanded_workers_explore_and_a_canary_mode_names_them() -> None:

@@ -19,6 +19,8 @@ class InferenceServer:
     def __init__(self, page: str, version: str = "0.32.0") -> None:
         self.fault = ""
         self.version = version
+        self.asleep: bool | None = None
+        """What it says of its sleep; None: it has no sleep mode."""
         self.asked = 0
         self.gauges = {"num_requests_running": 12.0, "num_requests_waiting": 5.0, "kv_cache_usage_perc": 0.9}
         self.for_memory = 4.0
@@ -34,6 +36,7 @@ class InferenceServer:
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/version", self._version)
+        app.router.add_get("/is_sleeping", self._is_sleeping)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -75,6 +78,11 @@ class InferenceServer:
             case "sglang":
                 text = text.replace("vllm:", "sglang:")
         return web.Response(text=text, content_type="text/plain")
+
+    async def _is_sleeping(self, request: web.Request) -> web.StreamResponse:
+        if self.asleep is None:
+            raise web.HTTPNotFound
+        return web.json_response({"is_sleeping": self.asleep})
 
     async def _version(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"version": self.version})

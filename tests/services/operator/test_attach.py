@@ -37,6 +37,7 @@ from services import cli
 from services.actuator.engines.serving import Sockets
 from services.bus.embedded import EmbeddedServer
 from services.errors import UserError
+from services.kvsegment import LAYOUT, read_usage
 from services.operator import attach_folder, session
 from services.operator.attach_folder import Attached
 from services.operator.attach_loop import AttachedLoop, Wiring
@@ -247,6 +248,70 @@ async def test_enforcing_commands_the_engine_and_dies_without_a_trace(folder: Pa
         await attach.process.wait()
         _, alive = await asyncio.to_thread(psutil.wait_procs, left, 5.0)
         assert alive == [], "all die with the process that started them, even where that could say nothing"
+    await sockets.close()
+
+
+async def test_a_kvcached_limit_follows_the_quota_and_sleep_needs_a_device_to_verify_it(
+    folder: Path, server: InferenceServer
+) -> None:
+    engine, sockets = Engine(), Sockets(time.monotonic_ns)
+    await sockets.serve(folder / "0-w0.sock", engine.answer)
+    server.asleep = False
+    segment = Path(f"/dev/shm/tidegate-test-{os.getpid()}-attach")
+    told = ("--kvcached", segment.name, "--sleep", "--weights-gb", "16", "--socket", str(folder / "0-w0.sock"))
+    words = (
+        "attach",
+        "vllm",
+        "--url",
+        server.url,
+        "--mode",
+        "enforce",
+        "--every",
+        "0.2",
+        "--folder",
+        str(folder / "a"),
+    )
+    try:
+        segment.write_bytes(LAYOUT.pack(10**10, 0, 0))  # noqa: ASYNC240
+        async with Typed(folder, *words, *told) as attach:
+            line = await attach.until(lambda line: line.startswith("  kvcached "))
+            assert line.endswith(": 0.0 of 10.0 GB mapped; its limit moves with the hard quota")
+            await attach.until(lambda line: line.startswith("  sleep: no: what it frees cannot be verified"))
+            await attach.until(lambda line: "in force 1" in line)
+            async with asyncio.timeout(LIMIT_S):
+                # The engine's capacity in page groups; a file in shared memory tells nobody that it changed.
+                while read_usage(segment).limit_bytes != 10**9 >> 20 << 20:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            assert await attach.end() == 0
+        log = (folder / "a" / "actuator.log").read_text()
+        assert "device memory cannot be read" in log
+    finally:
+        segment.unlink(missing_ok=True)  # noqa: ASYNC240
+        segment.with_name(f".{segment.name}.tidegate").unlink(missing_ok=True)
+    await sockets.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "words", "expected"),
+    [
+        ("shadow", ("--sleep",), "in shadow nobody is sent to sleep"),
+        ("shadow", ("--weights-gb", "1"), "found without --sleep"),
+        ("enforce", ("--kvcached", "tidegate-none"), "vanished"),
+        ("enforce", ("--kvcached", ".."), "expected the name in KVCACHED_IPC_NAME"),
+        ("enforce", ("--sleep",), "expected --weights-gb X"),
+        ("enforce", ("--sleep", "--weights-gb", "1"), "--enable-sleep-mode"),
+    ],
+)
+async def test_what_the_server_was_not_started_for_starts_nothing(
+    folder: Path, server: InferenceServer, capsys: pytest.CaptureFixture[str],
+    mode: str, words: tuple[str, ...], expected: str,
+) -> None:  # fmt: skip
+    sockets = Sockets(time.monotonic_ns)
+    await sockets.serve(folder / "0-w0.sock", Engine().answer)
+    told = ("attach", "vllm", "--url", server.url, "--mode", mode, "--folder", str(folder / "a"))
+    assert await asyncio.to_thread(cli.main, (*told, "--socket", str(folder / "0-w0.sock"), *words)) == 2
+    assert expected in capsys.readouterr().err
+    assert not (folder / "a").exists()
     await sockets.close()
 
 

@@ -32,9 +32,12 @@ class Contest:
         self._rule = rule
         self._seen: deque[Foreign] = deque(maxlen=max(rule.changes, 1))
         self.contested = False
+        self.seen = 0
+        """Foreign changes so far, forgotten ones included."""
 
     def note(self, foreign: Foreign) -> None:
         self._seen.append(foreign)
+        self.seen += 1
         first = self._seen[0]
         if len(self._seen) >= self._rule.changes and foreign.t_ns - first.t_ns <= self._rule.window_s * 1e9:
             self.contested = True

@@ -93,7 +93,12 @@ class Limits:
         self._wanted = limit_bytes
         self._last = written.after
         raised = limit_bytes > written.before.limit_bytes
-        self.growth = Growth(written.before.limit_bytes, limit_bytes, self._clock.now_ns()) if raised else None
+        # Raise upon raise is one growth: each step has its own small one, and none would ever be old enough to judge.
+        if self.growth is not None:
+            grows = limit_bytes > self.growth.from_bytes
+            self.growth = self.growth._replace(to_bytes=limit_bytes) if grows else None
+        elif raised:
+            self.growth = Growth(written.before.limit_bytes, limit_bytes, self._clock.now_ns())
         return Set(revision, written.after, raised)
 
     def verify_growth(self, waiting: int) -> str:

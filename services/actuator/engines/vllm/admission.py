@@ -17,10 +17,14 @@ LOOK_S: Final = 1.0
 """Time between two looks of the running cap."""
 RANK_S: Final = 0.25
 """Time between two orderings of the queue: a request that has become late gives way."""
+RANK_QUEUE: Final = 500
+"""A queue this long is ordered half as often: ordering takes some 5 us a request, between two steps."""
 PRIORITY_SCALE: Final = 1e3
 """vLLM's priorities are whole numbers: milliseconds of the rank."""
 FIRST: Final = -(2**40)
 """Priority of requests whose client already reads."""
+LAST: Final = int(3 * admission.LATE * PRIORITY_SCALE)
+"""Priority of what no client waits for."""
 
 
 class Finished(msgspec.Struct):
@@ -59,9 +63,14 @@ class Admission:
             seen.count, seen.mean, seen.mean_square, produced, float(request.max_tokens)
         )
         tokens = min(max(request.num_prompt_tokens + output, request.num_tokens), self.context_tokens)
-        return math.ceil(tokens / self.block_tokens)
+        blocks: int = math.ceil(tokens / self.block_tokens)
+        return blocks
 
-    def stepped(self, now_s: float, step_s: float, prompt_tokens: int, decoding: int, waiting: bool) -> None:
+    def first_priority(self, request: Any, kind: ServiceClass) -> int:
+        """Of a request that just arrived: by its deadline. With vLLM's 0 it would go before all that are ordered."""
+        return as_priority(admission.rank(deadline_s(request, kind), True, False))
+
+    def stepped(self, step_s: float, prompt_tokens: int, decoding: int, waiting: bool) -> None:
         """What one step came to: how long it took, the prompt tokens in it, the requests that decoded."""
         if decoding and step_s > 0:
             self.gap_s = running_cap.smoothed_gap_s(self.gap_s, step_s)
@@ -78,11 +87,12 @@ class Admission:
     def order(self, queue: Any, kinds: dict[str, ServiceClass], now_s: float) -> None:
         """Order vLLM's priority queue: who can still be in time first, by deadline; the late behind. ``now_s`` is the
         wall clock, which vLLM's arrival times are in. Requests whose client chose a priority keep it."""
-        if now_s - self._ranked_s < RANK_S or not queue:
+        if not queue or 0.0 <= now_s - self._ranked_s < RANK_S * (1.0 + len(queue) / RANK_QUEUE):
             return
         self._ranked_s = now_s
+        queued = getattr(queue, "_heap", queue)  # its iterator pops a copy of the heap, in Python
         waiting = sorted(
-            (one for one in queue if one.request_id in kinds), key=lambda one: deadline_s(one, kinds[one.request_id])
+            (one for one in queued if one.request_id in kinds), key=lambda one: deadline_s(one, kinds[one.request_id])
         )
         ahead = 0.0
         changed = []
@@ -98,10 +108,15 @@ class Admission:
                 changed.append((request, priority))
         if not changed:
             return
-        queue.remove_requests([request for request, _ in changed])
-        for request, priority in changed:
-            request.priority = priority
-            queue.add_request(request)
+        set_priorities(queue, changed)
+
+
+def set_priorities(queue: Any, changed: list[tuple[Any, int]]) -> None:
+    """Give requests of vLLM's queue other priorities: out, changed, in again, as its heap needs it."""
+    queue.remove_requests([request for request, _ in changed])
+    for request, priority in changed:
+        request.priority = priority
+        queue.add_request(request)
 
 
 def deadline_s(request: Any, kind: ServiceClass) -> float:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from schemas.engine import Failure, Move, Prepare, Receipt, ReplyBody, Ticket
 from schemas.movement import Moved
 from services.actuator.engines.vllm import tables
+from services.actuator.engines.vllm.holders import Holders
 from services.actuator.memory import planner
 from services.actuator.memory.mover import checked_moves
 from services.errors import MemoryPlaneError
@@ -47,6 +48,9 @@ class Compaction:
         self._receipt: Receipt | None = None
         """Of the ticket being committed, so far."""
         self._per_call = MOVES_FIRST
+        self._holders = Holders()
+        self._waited_s = 0.0
+        """Of the latest call: for steps under way and for the way to the workers and back. No move less saves it."""
         self.compacted_bytes = 0
         self.longest_pause_us = 0.0
         self.calls = 0
@@ -122,10 +126,16 @@ class Compaction:
         empty_before = self._empty_groups()
         part, left = left[: self._per_call], left[self._per_call :]
         valid = tables.still_valid(steward.pool, part, self._held())
-        copy_s = self._move(valid)
+        valid = tables.held_by_tables(steward.scheduler, self._holders, valid)
+        self._waited_s = 0.0
+        try:
+            copy_s = self._move(valid)
+        except Exception as error:
+            log.exception("Tidegate compacts no more in this engine")
+            return self._failed(error)
         pause_s = time.perf_counter() - started
         self.calls += 1
-        self._adapt(len(part), pause_s)
+        self._adapt(len(part), pause_s - self._waited_s)
         size = len(valid) * steward.block_bytes
         self.compacted_bytes += size
         self.longest_pause_us = max(self.longest_pause_us, pause_s * 1e6)
@@ -152,13 +162,28 @@ class Compaction:
         return self._done.get(action_id)
 
     def _move(self, moves: I8) -> float:
-        """Bytes first: should a worker fail, the tables still say the truth. Seconds of the slowest worker."""
+        """Bytes first: should a worker fail, the scheduler's tables still say the truth, and the workers go back to it.
+        Seconds of the slowest worker."""
         if not len(moves):
             return 0.0
         steward = self._steward
-        answers = steward.core.model_executor.collective_rpc("tidegate_relocate", args=(moves.tolist(),))
-        tables.repoint(steward.scheduler, moves)
-        return max(map(float, answers))
+        call = steward.core.model_executor.collective_rpc
+        asked = time.perf_counter()
+        try:
+            answers = call("tidegate_relocate", args=(moves.tolist(),))
+        except Exception:
+            call("tidegate_undo", args=(moves.tolist(),))
+            raise
+        copy_s = max(map(float, answers))
+        self._waited_s = max(time.perf_counter() - asked - copy_s, 0.0)
+        tables.repoint(steward.scheduler, self._holders, moves)
+        return copy_s
+
+    def _failed(self, error: Exception) -> Failure:
+        """What failed once is not tried again."""
+        self._problem = f"{type(error).__name__}: {error}"[:200]
+        self._ticket = self._receipt = None
+        return Failure("failed", self._problem)
 
     def _held(self) -> set[int]:
         queue: Any = self._steward.core.batch_queue

@@ -7,6 +7,7 @@ server to its engine unchanged, and nothing else that a client may set.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -53,5 +54,6 @@ def parse(session_id: str | None, default: ServiceClass) -> tuple[ServiceClass, 
 
 
 def token_array(tokens: Sequence[int], count: int) -> NDArray[np.int32]:
-    """The first ``count`` tokens, int32 [count]: a list would hold eight bytes each and an object."""
-    return np.fromiter((tokens[place] for place in range(count)), np.int32, count)
+    """The first ``count`` tokens, int32 [count]: a list would hold eight bytes each and an object. ValueError when
+    there are fewer."""
+    return np.fromiter(islice(tokens, count), np.int32, count)

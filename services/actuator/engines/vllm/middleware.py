@@ -29,7 +29,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 CALLS_MOST: Final = 10_000
 """Calls that one command may take; each does at least one block."""
-REPLY: Final[msgspec.msgpack.Decoder[ReplyBody]] = msgspec.msgpack.Decoder(ReplyBody)  # type: ignore[arg-type]
+REPLY: Final[msgspec.msgpack.Decoder[ReplyBody]] = msgspec.msgpack.Decoder(ReplyBody)
 
 
 class TidegateMiddleware:

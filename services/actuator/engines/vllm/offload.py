@@ -23,6 +23,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from services.actuator.engines.vllm import shards
+from services.actuator.engines.vllm.pool import block_bytes_of
 from services.actuator.memory.arrays import NumpyArena, PrivateArena, host_geometry
 from services.actuator.memory.geometry import Geometry
 from services.actuator.memory.mover import BATCH, NumpyMover
@@ -33,6 +34,8 @@ I8 = NDArray[np.int64]
 
 class TidegateOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]  # vLLM is not there when types are checked
     """``spec_name`` in vLLM's ``kv_connector_extra_config``, with this module as ``spec_module_path``."""
+
+    _worker: OffloadingWorker | None
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
         if current_platform.is_cuda_alike() or current_platform.is_xpu():
@@ -94,12 +97,11 @@ class Offloaded:
     @classmethod
     def of(cls, scheduler: Any) -> Offloaded | None:
         """None where the server was started without a connector of this kind."""
-        inner = getattr(scheduler.connector, "connector_scheduler", None)
+        inner: Any = getattr(scheduler.connector, "connector_scheduler", None)
         manager = getattr(inner, "manager", None)
         if not isinstance(manager, CPUOffloadingManager) or inner.config.blocks_per_chunk != 1:
             return None
-        config = scheduler.kv_cache_config
-        return cls(manager, sum(tensor.size for tensor in config.kv_cache_tensors) // config.num_blocks)
+        return cls(manager, block_bytes_of(scheduler.kv_cache_config))
 
     def has(self, block_hash: bytes) -> bool:
         """Whether a whole copy is there, ready to be loaded."""

@@ -7,7 +7,8 @@ itself, which drops them when a block is needed; only requests beyond the bound 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final, Protocol
 
@@ -16,9 +17,17 @@ from numpy.typing import NDArray
 from vllm.v1.core.block_pool import BlockPool
 
 Bool = NDArray[np.bool_]
+log = logging.getLogger("vllm.tidegate")
 
 KEY_TAIL_BYTES: Final = 4
 """The group's number at the end of a cache key, behind the block's hash."""
+
+
+def block_bytes_of(config: Any) -> int:
+    """Bytes of a block in all layers of one worker, of vLLM's KVCacheConfig. Its tensors are parts of one allocation
+    and each tells the size of the whole."""
+    size = max(int(tensor.size) for tensor in config.kv_cache_tensors)
+    return size // int(config.num_blocks)
 
 
 class Watcher(Protocol):
@@ -41,7 +50,10 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
 
     @classmethod
     def adopt(cls, pool: Any) -> BoundedPool:
-        """Turn vLLM's own, fresh from its constructor, into a bounded one; the object stays the same."""
+        """Turn vLLM's own, fresh from its constructor, into a bounded one; the object stays the same. TypeError for
+        another kind of pool."""
+        if type(pool) is not BlockPool:
+            raise TypeError(f"block pool {type(pool).__name__}: expected vLLM's BlockPool")
         pool.__class__ = cls
         pool.bound_blocks = pool.num_gpu_blocks - 1
         pool.idle = {}
@@ -50,6 +62,11 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
         pool.watcher = None
         adopted: BoundedPool = pool
         return adopted
+
+    def release(self) -> None:
+        """Make it vLLM's own again, without bound and account, for good."""
+        self.watcher = None
+        self.__class__ = BlockPool
 
     @property
     def size_blocks(self) -> int:
@@ -63,7 +80,7 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
 
     def bind(self, blocks: int) -> None:
         """Bound from now on; idle blocks beyond it are dropped, requests beyond it are the caller's."""
-        self.bound_blocks = min(blocks, self.size_blocks)
+        self.bound_blocks = max(min(blocks, self.size_blocks), 0)
         self.trim()
 
     def trim(self) -> None:
@@ -116,7 +133,7 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
             self.holding[list(self.idle)] = False
             self.idle.clear()
             if self.watcher is not None:
-                self.watcher.cleared()
+                self._tell(self.watcher.cleared)
         return done
 
     def _remove_cached_block_hashes(self, block: Any) -> list[Any]:
@@ -137,10 +154,18 @@ class BoundedPool(BlockPool):  # type: ignore[misc]  # vLLM is not there when ty
         if block.block_hash is not None and block.block_id not in self.idle:
             self.idle[block.block_id] = None
             if self.watcher is not None:
-                self.watcher.rested(block.block_hash[:-KEY_TAIL_BYTES])
+                self._tell(self.watcher.rested, block.block_hash[:-KEY_TAIL_BYTES])
 
     def _left(self, block: Any) -> None:
         if block.block_id in self.idle:
             del self.idle[block.block_id]
             if self.watcher is not None and block.block_hash is not None:
-                self.watcher.left(block.block_hash[:-KEY_TAIL_BYTES])
+                self._tell(self.watcher.left, block.block_hash[:-KEY_TAIL_BYTES])
+
+    def _tell(self, what: Callable[..., None], *block_hash: bytes) -> None:
+        """An error of who watches costs it the watching, never vLLM the allocation under way."""
+        try:
+            what(*block_hash)
+        except Exception:
+            log.exception("Tidegate's account of conversations ends here; vLLM goes on")
+            self.watcher = None

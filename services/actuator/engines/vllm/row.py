@@ -66,7 +66,8 @@ def metrics(steward: Steward) -> bytes:
         put(host_capacity_bytes=0, host_used_bytes=0, swapped=0)
     if steward.settings.hbm_bytes:
         put(hbm_bytes=steward.settings.hbm_bytes)
-    lengths = [one.num_tokens for one in scheduler.running] + [len(one.tokens) for one in quiet]
+    lengths = [one.num_tokens for one in scheduler.running]
+    lengths += [len(one.chain) * steward.block_tokens for one in quiet]
     values[CONTEXT_SLICE] = 0.0
     for length in lengths:
         values[CONTEXT_SLICE.start + context_bin(length)] += 1
@@ -81,8 +82,9 @@ def waits_for_memory(steward: Steward) -> bool:
     if steward.quota.generation and steward.gate_closed:
         return True
     head = scheduler.waiting.peek_request()
-    need = -(-head.num_tokens // steward.block_tokens) + scheduler.kv_cache_manager.watermark_blocks
-    return need > pool.get_num_free_blocks()
+    need: int = -(-head.num_tokens // steward.block_tokens) + scheduler.kv_cache_manager.watermark_blocks
+    free: int = pool.get_num_free_blocks()
+    return need > free
 
 
 def context_bin(tokens: int) -> int:

@@ -42,7 +42,8 @@ def open_shards(runner: Any, config: Any) -> Shards:
     if runner._kernel_block_sizes != [runner.cache_config.block_size]:
         raise TypeError(f"kernel blocks of {runner._kernel_block_sizes} tokens: expected whole KV blocks")
     count = runner.kv_cache_config.num_blocks
-    parts = [part for tensor in runner.kv_caches for part in _parts(tensor, count)]
+    # By address: layers that share their KV name one tensor several times.
+    parts = list({part.data_ptr(): part for tensor in runner.kv_caches for part in _parts(tensor, count)}.values())
     if not parts:
         raise TypeError("no KV tensors")
     if parts[0].device.type == "cpu":

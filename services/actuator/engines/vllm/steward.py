@@ -8,6 +8,7 @@ command that changes anything vLLM admits as it always did.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from schemas.classes import DEFAULT_LIMITS, ServiceClass
@@ -38,10 +39,10 @@ from schemas.engine import (
 from schemas.identity import parse_worker_id
 from services.actuator.engines.quota import Quota, QuotaLimits
 from services.actuator.engines.vllm import labels, row
-from services.actuator.engines.vllm.admission import Admission
+from services.actuator.engines.vllm.admission import Admission, set_priorities
 from services.actuator.engines.vllm.compaction import Compaction
 from services.actuator.engines.vllm.offload import Offloaded
-from services.actuator.engines.vllm.pool import BoundedPool
+from services.actuator.engines.vllm.pool import BoundedPool, block_bytes_of
 from services.actuator.engines.vllm.sessions import Session, Sessions
 from services.actuator.engines.vllm.settings import PluginSettings
 from services.actuator.engines.vllm.traffic import Traffic
@@ -52,6 +53,8 @@ WATERMARK_SHARE: Final = 0.3
 growing request preempts another."""
 GROUP_BYTES: Final = 2 << 20
 """Of one layer's K, or V, in a page group (DESIGN section 1)."""
+RECKON_S: Final = 0.25
+"""How long a reservation stands: it grows by less than a block, and 256 of them take half a millisecond."""
 NO_CLASS: Final = Failure("class_forbids", "the class keeps its KV on the card")
 
 
@@ -66,10 +69,12 @@ class Steward:
         manager = scheduler.kv_cache_manager
         self.pool = BoundedPool.adopt(manager.block_pool)
         self.block_tokens = int(scheduler.block_size)
+        self._hashes_per_block = self.block_tokens // int(scheduler.hash_block_size)
         config = scheduler.kv_cache_config
-        self.block_bytes = sum(tensor.size for tensor in config.kv_cache_tensors) // config.num_blocks
+        self.block_bytes = block_bytes_of(config)
         self.geometry = Geometry(self.block_bytes, *self._groups(config))
-        self.floor_bytes = (-(-scheduler.max_model_len // self.block_tokens) + 1) * self.block_bytes
+        groups = manager.coordinator.single_type_managers
+        self.floor_bytes = (sum(-(-scheduler.max_model_len // one.block_size) for one in groups) + 1) * self.block_bytes
         capacity = settings.card_kv_bytes or self.pool.size_blocks * self.block_bytes
         self.quota = Quota(
             QuotaLimits(
@@ -77,24 +82,31 @@ class Steward:
                 capacity_bytes=capacity,
                 rho_max=settings.rho_max,
                 max_running_start=min(256, scheduler.max_num_running_reqs),
+                hard_limit_bytes=self.pool.size_blocks * self.block_bytes,
             )
         )
-        self.sessions = Sessions(self.block_bytes, self.block_tokens)
-        self.pool.watcher = self.sessions
         self.offloaded = Offloaded.of(scheduler)
+        held = self.pool.size_blocks + (self.offloaded.capacity_bytes // self.block_bytes if self.offloaded else 0)
+        self.sessions = Sessions(self.block_bytes, self.block_tokens, blocks_most=2 * held)
+        self.pool.watcher = self.sessions
         self.admission = Admission(scheduler.max_model_len, self.block_tokens)
         self.compaction = Compaction(self)
         self.traffic = Traffic(self)
+        self.priorities = scheduler.policy.value == "priority"
+        """Whether vLLM's queue goes by priorities, which are Tidegate's then where the client chose none."""
         self._watermark = manager.watermark_blocks
         self.kinds: dict[str, ServiceClass] = {}
         """Class of each request under way whose priority is ours to set."""
         self._sessions_of: dict[str, Session] = {}
-        self._gate_blocks = 0.0
+        self._gate_blocks: int | None = None
+        """What admission has left in this step; None until somebody asks."""
+        self._reckoned: dict[str, int] = {}
+        self._reckoned_s = 0.0
         self.gate_closed = False
         self._held_out: set[str] = set()
         self.preemptions = 0
-        self.running_cap = int(scheduler.max_num_active_reqs)
-        self.step_began_s = 0.0
+        self._most_active = int(scheduler.max_num_active_reqs)
+        self.running_cap = self._most_active
 
     # What the scheduler tells.
     def before_step(self) -> None:
@@ -105,55 +117,67 @@ class Steward:
         self.quota.expire(now_ns)
         self._bind()
         self._preempt_beyond_bound(now_s)
-        self.gate_closed = False
-        steered = self.quota.generation > 0
-        if steered:
+        self.traffic.drop_late(now_s)
+        self._gate_blocks, self.gate_closed = None, False
+        if self.quota.generation > 0:
             kind = self.settings.service_class
-            self._gate_blocks = self.quota.soft_bytes // self.block_bytes - sum(
-                self.reserved_blocks(request) for request in (*scheduler.running, *scheduler.kv_holding_waiting)
-            )
             cap = self.admission.running_cap(
                 now_s, self.quota.max_running, len(scheduler.running), DEFAULT_LIMITS[kind].tpot_s
             )
-            self.running_cap = scheduler.max_num_active_reqs = min(cap, scheduler.max_num_running_reqs)
-        if scheduler.policy.value == "priority":
+            self.running_cap = scheduler.max_num_active_reqs = min(cap, self._most_active)
+        if self.priorities:
             self.admission.order(scheduler.waiting, self.kinds, time.time())
-        self.step_began_s = now_s
 
     def after_schedule(self, output: Any) -> None:
-        """Count what the step that was just scheduled does."""
-        scheduler = self.scheduler
-        prompt = sum(output.num_scheduled_tokens[one.request_id] for one in scheduler.running
-                     if one.request_id in output.num_scheduled_tokens and one.is_prefill_chunk)  # fmt: skip
-        decoding = len(output.num_scheduled_tokens)
-        self.traffic.scheduled(time.monotonic(), prompt, decoding, bool(scheduler.waiting))
+        """Count what the step that was just scheduled does. A request's last chunk is prompt too, and vLLM counts what
+        it scheduled as computed already."""
+        scheduled, prompt, decoding = output.num_scheduled_tokens, 0, 0
+        for request in self.scheduler.running:
+            tokens = scheduled.get(request.request_id)
+            if tokens is None:
+                continue
+            if request.num_computed_tokens - tokens < request.num_prompt_tokens:
+                prompt += tokens
+            else:
+                decoding += 1
+        self.traffic.scheduled(time.monotonic(), prompt, decoding, bool(self.scheduler.waiting))
+
+    def holds_out(self, request: Any) -> bool:
+        """Whether the request was preempted for this very step."""
+        return request.request_id in self._held_out
 
     def may_admit(self, request: Any) -> bool:
-        """Whether a waiting request may enter in this step; once one may not, nobody behind it may, so that small
-        requests do not starve a large one."""
-        if request.request_id in self._held_out:
-            return False
-        if self.quota.generation == 0 or request.status.name not in ("WAITING", "PREEMPTED"):
+        """Whether a request that vLLM would admit may enter in this step; once one may not, nobody behind it may, so
+        that small requests do not starve a large one. Who holds KV already (loaded, or a session that streams) is
+        reckoned with already and goes on: the others may wait for its end."""
+        scheduler = self.scheduler
+        if self.quota.generation == 0 or scheduler._holds_kv_blocks(request):
             return True
         if self.gate_closed:
             return False
+        if self._gate_blocks is None:
+            self._gate_blocks = self.quota.soft_bytes // self.block_bytes - self.all_reserved_blocks(time.monotonic())
         need = self.reserved_blocks(request)
-        alone = not self.scheduler.running and not self.scheduler.kv_holding_waiting
+        alone = not scheduler.running and not scheduler.kv_holding_waiting
         if need > self._gate_blocks and not alone:
+            if request.request_id.startswith(labels.PREFETCH):
+                return False  # no client waits for it
             self.gate_closed = True
-            self.scheduler.max_num_active_reqs = 0  # vLLM's loop ends here instead of asking for everybody
+            scheduler.max_num_active_reqs = 0  # vLLM's loop ends here instead of asking for everybody
             return False
         self._gate_blocks -= need
         return True
 
     def arrived(self, request: Any) -> None:
-        """A request enters the queue."""
+        """A request is about to enter the queue."""
+        if request.request_id.startswith(labels.PREFETCH):
+            return
         kind, name = labels.parse(request.session_id, self.settings.service_class)
-        if self.scheduler.policy.value == "priority" and request.priority == 0:
+        if self.priorities and request.priority == 0:
             self.kinds[request.request_id] = kind
-        if not request.request_id.startswith(labels.PREFETCH):
-            session = self.sessions.started(name, request.block_hashes, kind, time.monotonic())
-            self._sessions_of[request.request_id] = session
+            request.priority = self.admission.first_priority(request, kind)
+        session = self.sessions.started(name, self.chain_of(request), kind, time.monotonic())
+        self._sessions_of[request.request_id] = session
 
     def ended(self, request: Any) -> None:
         """A request ended, its blocks still its own."""
@@ -162,16 +186,18 @@ class Steward:
         if session is None:
             self.traffic.fetched(request)
             return
-        computed = max(min(request.num_computed_tokens, request.num_tokens), 0)
-        full = computed // self.block_tokens
+        # Ahead of the device vLLM counts tokens as computed that are not there yet, and some that never will be.
+        computed = request.num_computed_tokens - request.num_output_placeholders
+        full = max(min(computed, request.num_tokens), 0) // self.block_tokens
         reason = request.get_finished_reason()
         # vLLM's engine says "stop" of a tool call too, so a stop says nothing of who is next.
         ending = ending_of(str(reason)) if str(reason) != "stop" else Ending.UNKNOWN
-        if full:
-            tokens = labels.token_array(request.all_token_ids, full * self.block_tokens)
-            self.sessions.finished(session, request.block_hashes[:full], tokens, time.monotonic(), ending)
+        if chain := self.chain_of(request)[:full]:
+            kept = full * self.block_tokens if self.offloaded is not None else 0
+            tokens = labels.token_array(request.all_token_ids, kept)
+            self.sessions.finished(session, chain, tokens, time.monotonic(), ending)
         else:
-            session.turns = max(session.turns - 1, 0)
+            self.sessions.abandoned(session, time.monotonic())
         kind = ServiceClass(session.kind)
         self.traffic.finished(request, str(reason))
         if ending is not Ending.CUT:
@@ -181,6 +207,37 @@ class Steward:
         session = self._sessions_of.get(request.request_id)
         kind = ServiceClass(session.kind) if session is not None else self.settings.service_class
         return self.admission.reserved_blocks(request, kind)
+
+    def all_reserved_blocks(self, now_s: float) -> int:
+        """Of everybody who was admitted and has not ended; each is reckoned anew every RECKON_S."""
+        if now_s - self._reckoned_s >= RECKON_S:
+            self._reckoned, self._reckoned_s = {}, now_s
+        total, reckoned = 0, self._reckoned
+        for request in (*self.scheduler.running, *self.scheduler.kv_holding_waiting):
+            blocks = reckoned.get(request.request_id)
+            if blocks is None:
+                blocks = reckoned[request.request_id] = self.reserved_blocks(request)
+            total += blocks
+        return total
+
+    def chain_of(self, request: Any) -> Sequence[bytes]:
+        """Hash of each full block; vLLM may hash finer than its blocks, and each hash stands for the whole prefix."""
+        hashes: Sequence[bytes] = request.block_hashes
+        each = self._hashes_per_block
+        return hashes if each == 1 else hashes[each - 1 :: each]
+
+    def release(self) -> None:
+        """Let vLLM go on as if Tidegate were not there: bound, watermark, running cap and priorities are its own
+        again."""
+        scheduler = self.scheduler
+        self.pool.release()
+        scheduler.kv_cache_manager.watermark_blocks = self._watermark
+        scheduler.max_num_active_reqs = self._most_active
+        for request in scheduler.running:
+            if request.request_id in self.kinds:
+                request.priority = 0
+        for queue in (scheduler.waiting, scheduler.kv_holding_waiting):
+            set_priorities(queue, [(one, 0) for one in queue if one.request_id in self.kinds])
 
     # The engine protocol.
     def answer(self, body: RequestBody) -> ReplyBody | None:
@@ -223,7 +280,6 @@ class Steward:
                 return SampleReply(
                     body.after_step, (self.settings.worker,), (name.gpu,), (int(self.settings.service_class),), data
                 )
-        return Failure("unsupported", type(body).__name__)
 
     @property
     def mapped_bytes(self) -> int:
@@ -259,14 +315,17 @@ class Steward:
             self.scheduler.kv_cache_manager.watermark_blocks = max(self._watermark, watermark)
 
     def _preempt_beyond_bound(self, now_s: float) -> None:
-        """The newest running requests give way until the rest fits; the last one stays: it fits alone, the bound is
-        at least the floor. Who is preempted waits for a later step: resumed in the same one it would kill vLLM."""
+        """The newest running requests, or as in vLLM itself those of the lowest priority, give way until the rest
+        fits; the last one stays: it fits alone, the bound is at least the floor. Who is preempted waits for a later
+        step: resumed in the same one it would kill vLLM."""
         scheduler = self.scheduler
         while self.pool.live_blocks > self.pool.bound_blocks and len(scheduler.running) > 1:
             victim = scheduler.running[-1]
+            if self.priorities:
+                victim = max(scheduler.running, key=lambda one: (one.priority, one.arrival_time))
             if not scheduler._request_blocks_can_be_freed(victim):
                 return
-            scheduler.running.pop()
+            scheduler.running.remove(victim)
             scheduler._preempt_request(victim, now_s, drop_stale_output=scheduler.requires_kv_delivery)
             self._held_out.add(victim.request_id)
 

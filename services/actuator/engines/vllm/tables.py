@@ -1,19 +1,22 @@
 """vLLM's tables as relocation sees them: which blocks may move, and everything that names a block re-pointed at once.
 
-Runs in EngineCore between two steps. With batches in flight (async scheduling) those have read their tables already,
-and the copy is launched behind them on the same stream, so the old places may be left; only a block that is still
-being written must stay (DESIGN section 5).
+Runs in EngineCore between two steps. With batches in flight (async scheduling) every worker carries them out before the
+relocation, which was sent after them, and waits for its device first: they read and write the old places, and what the
+copies then find there is complete. The last block of each request stays all the same (DESIGN section 5: what is being
+written stays), which costs little.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
+from services.actuator.engines.vllm.holders import Holders
 from services.actuator.engines.vllm.pool import BoundedPool
 from services.actuator.memory.geometry import Geometry
 from services.actuator.memory.occupancy import Occupancy
@@ -45,10 +48,13 @@ def offloader(scheduler: Any) -> Any | None:
 
 def table_of(scheduler: Any) -> dict[str, list[Any]]:
     """Blocks of each request, as the one KV cache group's manager keeps them. TypeError for a model with several
-    groups (sliding windows, Mamba), whose tables are not known."""
+    groups, and for one whose group gives blocks back under way (sliding windows, Mamba: the connector goes on naming
+    them) or holds some outside of all tables (attention sinks)."""
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     if len(managers) != 1:
         raise TypeError(f"{len(managers)} KV cache groups: expected one")
+    if type(managers[0].kv_cache_spec) not in (FullAttentionSpec, MLAAttentionSpec):
+        raise TypeError(f"KV cache of {type(managers[0].kv_cache_spec).__name__}: expected full attention or MLA")
     table: dict[str, list[Any]] = managers[0].req_to_blocks
     return table
 
@@ -119,15 +125,29 @@ def still_valid(pool: BoundedPool, moves: I8, held: set[int]) -> I8:
     return moves[np.array(keep, np.bool_)] if keep else moves
 
 
-def repoint(scheduler: Any, moves: I8) -> None:
+def held_by_tables(scheduler: Any, holders: Holders, moves: I8) -> I8:
+    """Those of ``moves`` int64 [n, 2], all valid, whose source is held by requests' tables and by nobody else: who
+    else took a reference would go on naming the old place."""
+    pool: BoundedPool = scheduler.kv_cache_manager.block_pool
+    for attempt in range(2):
+        found = holders.find(table_of(scheduler), moves[:, 0])
+        keep = np.array([len(found[source]) == pool.blocks[source].ref_cnt for source in moves[:, 0].tolist()], np.bool_)
+        if keep.all() or attempt:
+            break
+        holders.forget()  # a table may have changed in its middle, though vLLM has no reason to
+    return moves[keep] if len(moves) else moves
+
+
+def repoint(scheduler: Any, holders: Holders, moves: I8) -> None:
     """Give each destination its source's content: requests' tables, prefix cache, order of eviction, and the
-    connector's lists. Sources are free afterwards. ``moves`` int64 [n, 2], all valid; the bytes are copied by the
-    caller in the same call, before anything runs."""
+    connector's lists. Sources are free afterwards. ``moves`` int64 [n, 2], all valid and held by tables alone; the
+    bytes are copied by the caller in the same call, before anything runs."""
     pool: BoundedPool = scheduler.kv_cache_manager.block_pool
     into = dict(moves.tolist())
-    for blocks in table_of(scheduler).values():
-        for place in _places(blocks, into):
-            blocks[place] = pool.blocks[into[blocks[place].block_id]]
+    for source, places in holders.find(table_of(scheduler), moves[:, 0]).items():
+        for holder, place in places:
+            holder.blocks[place] = pool.blocks[into[source]]
+            holder.numbers[place] = into[source]
     inner = offloader(scheduler)
     if inner is not None:
         for status in inner._req_status.values():
@@ -135,10 +155,6 @@ def repoint(scheduler: Any, moves: I8) -> None:
                 group.block_ids[:] = [into.get(number, number) for number in group.block_ids]
     for source, destination in into.items():
         _swap(pool, pool.blocks[source], pool.blocks[destination])
-
-
-def _places(blocks: Sequence[Any], into: dict[int, int]) -> Iterator[int]:
-    return iter([place for place, block in enumerate(blocks) if block.block_id in into])
 
 
 def _swap(pool: BoundedPool, source: Any, destination: Any) -> None:

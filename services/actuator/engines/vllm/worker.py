@@ -32,16 +32,22 @@ class TidegateWorker:
         return ""
 
     def tidegate_relocate(self, moves: list[tuple[int, int]]) -> float:
-        """Copy source to destination of each move in every layer, then re-point the runner's tables; seconds."""
-        started = time.perf_counter()
+        """Copy source to destination of each move in every layer, then re-point the runner's tables; seconds, without
+        the wait for the steps under way."""
         plan = np.array(moves, np.int64).reshape(-1, 2)
+        self._tidegate_shards().settle()
+        started = time.perf_counter()
         self._tidegate_copy(plan)
         self._tidegate_repoint(plan)
         return time.perf_counter() - started
 
+    def tidegate_undo(self, moves: list[tuple[int, int]]) -> None:
+        """Point to the sources again, which still hold what they held; for moves that failed on some worker. Where
+        nothing was re-pointed it changes nothing: no table named the destinations, which were free."""
+        self._tidegate_repoint(np.array(moves, np.int64).reshape(-1, 2)[:, ::-1])
+
     def _tidegate_copy(self, plan: I8) -> None:
         own = self._tidegate_shards()
-        own.settle()
         for arena in own.arenas:
             own.mover.move(arena, plan)
 
@@ -58,7 +64,9 @@ class TidegateWorker:
             for numbers in state.block_ids:
                 numbers[:] = [into.get(number, number) for number in numbers]
         rows = runner.input_batch.num_reqs
-        table = runner.input_batch.block_table[0].block_table.np[:rows]
+        blocks = runner.input_batch.block_table[0]
+        width = int(blocks.num_blocks_per_row[:rows].max(initial=0))  # the rest is as wide as the longest context
+        table = blocks.block_table.np[:rows, :width]
         remap = np.arange(max(int(table.max(initial=0)), int(plan.max(initial=0))) + 1)
         remap[plan[:, 0]] = plan[:, 1]
         table[:] = remap[table]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -243,11 +244,23 @@ async def test_what_the_engine_says_over_its_socket_wins_over_its_page(
     assert later.ages_s[0] == pytest.approx(4.0)
 
 
-async def test_a_socket_that_talks_nonsense_leaves_the_page(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+async def test_a_socket_that_talks_nonsense_holds_the_worker(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """Its page alone would show a stock server, with a quota that is not in force."""
     async with served(vllm_page()) as engine, own_socket(tmp_path / "0-w0.sock", np.zeros(3)):
         node = Node(tmp_path, session, Engine(kind="vllm", url=engine.url))
         reading = await node.step()
         node.source._endpoints[0].close()
+    assert "rho" in missing_required(reading, 0)
+    assert reading.flags, "nobody is told why"
+
+
+async def test_a_socket_that_nobody_serves_any_more_is_as_none(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """A killed engine leaves its file behind; a stock server may have come in its place."""
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(tmp_path / "0-w0.sock"))
+    left.close()
+    async with served(vllm_page()) as engine:
+        reading = await Node(tmp_path, session, Engine(kind="vllm", url=engine.url)).step()
     assert missing_required(reading, 0) == []
     assert said(reading, 0, "rho") == 1.0
 
