@@ -131,7 +131,7 @@ def held_by_tables(scheduler: Any, holders: Holders, moves: I8) -> I8:
     pool: BoundedPool = scheduler.kv_cache_manager.block_pool
     for attempt in range(2):
         found = holders.find(table_of(scheduler), moves[:, 0])
-        keep = np.array([len(found[source]) == pool.blocks[source].ref_cnt for source in moves[:, 0].tolist()], np.bool_)
+        keep = np.array([len(found[one]) == pool.blocks[one].ref_cnt for one in moves[:, 0].tolist()], np.bool_)
         if keep.all() or attempt:
             break
         holders.forget()  # a table may have changed in its middle, though vLLM has no reason to
