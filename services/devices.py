@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from services.errors import UserError
-
 HIDDEN_FROM_BYTES: Final = 256 << 20
 """A card that uses more than that without any process listed hides them: one CUDA context alone takes about as much."""
 RESERVED_MOST_BYTES: Final = 1 << 30
@@ -72,18 +70,3 @@ class Device(NamedTuple):
         if not self.processes_told or self.processes_hidden or None in self.processes.values():
             return None
         return sum(value for value in self.processes.values() if value is not None)
-
-
-def select(devices: tuple[Device, ...], wanted: str) -> Device:
-    """The device that an operator names: an index, or the beginning of a UUID (``GPU-...``, ``MIG-...``).
-
-    UserError when none or several answer to it.
-    """
-    if wanted.isdigit():
-        found = [device for device in devices if device.gpu == int(wanted) and not device.instance]
-    else:
-        found = [device for device in devices if wanted and device.uuid.lower().startswith(wanted.lower())]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(f"{device.gpu} {device.uuid}" for device in devices) or "none"
-    raise UserError(f"GPU {wanted!r}: found {len(found)} devices, expected one of: {known}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadgen.node.sleepers import ASLEEP
+from loadgen.engine.records import Weights
 from schemas.engine import AwaySession, Description, IdleSession, Snapshot, SnapshotReply
 from schemas.identity import STEP_S
 
@@ -74,7 +74,7 @@ def snapshot(engines: Emulation, i: int, asked: Snapshot) -> SnapshotReply:
         iteration_s=engines.metric(i, "iteration_s"),
         weights_bytes=weights.bytes,
         # While they come back their room is taken: only the receipt tells when they are there.
-        weights_on_card=weights.state != ASLEEP,
+        weights_on_card=weights.state != Weights.ASLEEP,
         quiet_s=weights.quiet_s,
     )
 

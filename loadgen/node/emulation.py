@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from loadgen.node.describing import describe, snapshot
 from loadgen.node.movements import Kind, Movement, Movements
 from loadgen.node.sleepers import Sleepers
+from loadgen.node.stepper import Stepper
 from schemas.classes import DEFAULT_LIMITS, ClassLimits, ServiceClass
 from schemas.engine import (
     Abort,
@@ -44,9 +45,7 @@ from services.actuator.effects import DEFAULTS
 from services.actuator.engines.quota import Quota, QuotaLimits
 from services.actuator.memory.receipts import ENGINE, OUT
 
-if TYPE_CHECKING:  # the node's logic needs no compiled fleet: tests run it on plain numbers
-    from loadgen.engine import views
-    from loadgen.engine.fleet import Answer, Effects
+if TYPE_CHECKING:
     from loadgen.node.memory import NodeMemory, WorkerMemory
 
 F8 = NDArray[np.float64]
@@ -54,46 +53,6 @@ F8 = NDArray[np.float64]
 CAPABILITIES: Final = ("set_quota", "evict", "sessions", "receipt", "sleep", "grow")
 """No ``grants``: the fleet's guard owns the card's account, and looks and maps in one thread. With memory behind the
 blocks ``compact`` comes on top, and ``prefetch`` where the fleet does not bring sessions back by itself."""
-
-
-class Stepper(Protocol):
-    """The part of ``loadgen.engine.fleet.Fleet`` that a node needs."""
-
-    @property
-    def workers(self) -> int: ...
-
-    @property
-    def card_of(self) -> NDArray[np.integer[Any]]: ...
-
-    def command(
-        self,
-        *,
-        rho: F8 | None = None,
-        max_running: NDArray[np.int64] | None = None,
-        evict_bytes: F8 | None = None,
-        generation: NDArray[np.int64] | None = None,
-        hard_bytes: F8 | None = None,
-    ) -> None: ...
-
-    def advance(self, step_s: float = ...) -> None: ...
-
-    def metrics(self) -> F8: ...
-
-    def effects(self) -> Effects: ...
-
-    def snapshot(self, worker: int) -> views.Snapshot: ...
-
-    def away(self, worker: int, within_s: float) -> Sequence[views.AwaySession]: ...
-
-    def evict_sessions(self, worker: int, sequences: Sequence[int]) -> F8: ...
-
-    def prefetch_sessions(self, worker: int, sequences: Sequence[int]) -> F8: ...
-
-    def prefill_tokens_per_s(self, worker: int) -> float: ...
-
-    def set_weights(self, worker: int, on_card: bool) -> Answer: ...
-
-    def weights(self, worker: int) -> views.WorkerWeights: ...
 
 
 class Emulation:
@@ -255,8 +214,8 @@ class Emulation:
         return CAPABILITIES + more + (() if self._fetches else ("prefetch",))
 
     def _evict(self, i: int, command: Evict) -> ReplyBody:
-        if not self._limits[ServiceClass(self.classes[i])].swap_allowed:
-            return Failure("class_forbids", f"KV of class {ServiceClass(self.classes[i]).name.lower()} never leaves")
+        if (forbidden := self._forbidden(i, "KV never leaves the card")) is not None:
+            return forbidden
         movements = self.movements[i]
         held = movements.actions.get(command.action_id)
         if held is not None:  # a repeat
@@ -275,8 +234,8 @@ class Emulation:
         return self._begin(i, "evict", command.action_id, wanted, command.sessions)
 
     def _prefetch(self, i: int, command: Prefetch) -> ReplyBody:
-        if not self._limits[ServiceClass(self.classes[i])].swap_allowed:
-            return Failure("class_forbids", f"KV of class {ServiceClass(self.classes[i]).name.lower()} never leaves")
+        if (forbidden := self._forbidden(i, "KV never leaves the card")) is not None:
+            return forbidden
         if self._fetches:
             return Failure("unsupported", "this engine brings sessions back ahead of time by itself")
         held = self.movements[i].actions.get(command.action_id)
@@ -289,12 +248,18 @@ class Emulation:
         return self._begin(i, "prefetch", command.action_id, wanted, command.sessions)
 
     def _set_weights(self, i: int, command: SetWeights) -> ReplyBody:
-        if not self._limits[ServiceClass(self.classes[i])].swap_allowed:
-            return Failure("class_forbids", f"class {ServiceClass(self.classes[i]).name.lower()} never sleeps")
+        if (forbidden := self._forbidden(i, "it never sleeps")) is not None:
+            return forbidden
         failure = self.sleepers.order(i, command)
         self.metrics = self.fleet.metrics()  # room for weights that come back is taken now
         self._follow_capacity()
         return failure or self._receipt(i, command.action_id)
+
+    def _forbidden(self, i: int, words: str) -> Failure | None:
+        kind = ServiceClass(self.classes[i])
+        if self._limits[kind].swap_allowed:
+            return None
+        return Failure("class_forbids", f"class {kind.name.lower()}: {words}")
 
     def _follow_capacity(self) -> None:
         """A card whose neighbours' weights are in host memory can be told to map more."""

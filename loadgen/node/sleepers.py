@@ -6,17 +6,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from loadgen.engine.records import Weights
 from schemas.engine import Failure, SetWeights
 
 if TYPE_CHECKING:
-    from loadgen.node.emulation import Stepper
+    from loadgen.node.stepper import Stepper
 
 REMEMBERED: Final = 64
 """Orders kept for late questions."""
-AWAKE, LEAVING, ASLEEP, RETURNING = range(4)
-"""``loadgen.engine.records.Weights``: the node's logic needs no compiled fleet."""
 STARTED, ALREADY, BUSY, OTHER_WAY, HOST_FULL, NO_ROOM = range(6)
-"""``loadgen.engine.weights.Answer``."""
+"""``loadgen.engine.weights.Answer``: the node's logic needs no compiled fleet."""
 
 
 class Sleepers:
@@ -51,13 +50,14 @@ class Sleepers:
         if on_card is None:
             return True, ""
         weights = self._fleet.weights(i)
-        wanted = AWAKE if on_card else ASLEEP
+        wanted = Weights.AWAKE if on_card else Weights.ASLEEP
         if weights.state == wanted:
             return True, f"weights {'on' if on_card else 'off'} the card: {weights.bytes / 1e9:.1f} GB"
-        if weights.state == (RETURNING if on_card else LEAVING):
+        if weights.state == (Weights.RETURNING if on_card else Weights.LEAVING):
             return False, f"{weights.left_bytes / 1e9:.1f} of {weights.bytes / 1e9:.1f} GB still to be copied"
         return True, f"weights {'off' if on_card else 'on'} the card: another order came since"
 
     def capacity_bytes(self, i: int, now_bytes: int) -> int:
         """KV capacity of worker ``i``'s card with all weights on it, of what it is now."""
-        return now_bytes - sum(one.bytes for one in map(self._fleet.weights, self._mates(i)) if one.state == ASLEEP)
+        mates = map(self._fleet.weights, self._mates(i))
+        return now_bytes - sum(one.bytes for one in mates if one.state == Weights.ASLEEP)

@@ -27,11 +27,6 @@ class EventParser:
         self._is_start = True
         self._skip_lf = False
 
-    @property
-    def is_midway(self) -> bool:
-        """Whether an event has begun that no empty line has ended."""
-        return bool(self._rest or self._data)
-
     def feed(self, chunk: bytes) -> list[bytes]:
         """Data of the events that ``chunk`` completed, in order. EventTooLarge when one outgrows the bound."""
         if self._skip_lf and chunk:  # a CR ended the last chunk: its LF belongs to it

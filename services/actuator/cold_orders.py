@@ -14,6 +14,7 @@ from schemas.identity import STEP_S
 from services.actuator.account import CAN_GROW, Card, Known
 from services.actuator.cold_weights import CAN_SLEEP, CardWeights, ColdWeightSettings, Order, Seat
 from services.actuator.effects import EffectSettings
+from services.actuator.grants import CAN_GRANT
 from services.actuator.members import Member
 from services.errors import EngineRefused, EngineUnreachable
 from services.spans import Span
@@ -21,7 +22,6 @@ from services.spans import Span
 SLEEP_SUFFIX: Final = "/sleep"
 WAKE_SUFFIX: Final = "/wake"
 """After the id of the command in whose step the weights were ordered away or back."""
-GRANTS: Final = "grants"
 
 
 class ColdOrders:
@@ -148,7 +148,7 @@ def _seats(card: Card, by_worker: Mapping[str, Member], commanded: Mapping[str, 
         member = by_worker.get(worker)
         answered = member is not None and not member.problem
         view = known.view
-        held = max(view.mapped_bytes, float(known.granted_bytes)) if GRANTS in known.capabilities else view.mapped_bytes
+        granted_bytes = float(known.granted_bytes) if CAN_GRANT in known.capabilities else 0.0
         seats.append(
             Seat(
                 worker,
@@ -156,7 +156,7 @@ def _seats(card: Card, by_worker: Mapping[str, Member], commanded: Mapping[str, 
                 CAN_GROW in known.capabilities,
                 commanded.get(worker, False),
                 known.said if answered else None,
-                held,
+                max(view.mapped_bytes, granted_bytes),
                 view.floor_bytes,
                 view.group_bytes,
             )

@@ -113,10 +113,13 @@ async def _bus(loop: AttachedLoop, plan: Plan, ordered: set[str], out: TextIO) -
             yield bus
         finally:
             if plan.mode == "enforce":
-                with contextlib.suppress(BusError, TimeoutError):
+                try:
                     async with asyncio.timeout(LAST_WORD_S):
                         for worker in sorted(ordered):
                             await _order(bus, worker, "shadow", "tidegate attach ended", out)
+                except (BusError, TimeoutError) as error:
+                    why = str(error) or f"no answer within {LAST_WORD_S:g} s"
+                    _tell(out, f"mode enforce stands, it could not be taken back: {why}")
     finally:
         await bus.drain(1.0)
 

@@ -87,13 +87,13 @@ def _worker(node: str, gpu: int, name: str) -> str:
 
 def _named(path: Path, options: argparse.Namespace) -> tuple[int, str]:
     """Card and worker that a socket's name tells. UserError where it tells none, or others than were given."""
-    gpu, _, name = path.stem.partition("-")
-    if path.suffix != ".sock" or not gpu.isdigit() or not name:
+    told = emulated.gpu_and_name(path)
+    if told is None:
         raise UserError(f"--socket {path}: expected a name such as 0-w0.sock: card, worker")
-    for option, given, told in (("--gpu", options.gpu, int(gpu)), ("--name", options.name, name)):
-        if given not in (None, told):
-            raise UserError(f"{option} {given}: found --socket {path}, which is of {told}: expected one of the two")
-    return int(gpu), name
+    for option, given, its in (("--gpu", options.gpu, told[0]), ("--name", options.name, told[1])):
+        if given not in (None, its):
+            raise UserError(f"{option} {given}: found --socket {path}, which is of {its}: expected one of the two")
+    return told
 
 
 async def _described(path: Path, node: str, gpu: int, name: str) -> tuple[Description, frozenset[str]]:

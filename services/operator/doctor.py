@@ -24,8 +24,6 @@ from services.operator.doctor_check import Check, fail, ok, warn
 from services.settings import CommonSettings, check_environment
 from services.telemetry.settings import Settings as TelemetrySettings
 
-ANSWER_LIMIT_S = 5.0
-
 
 def doctor(options: argparse.Namespace) -> int:
     """Look at everything and tell; 1 when something FAILs."""
@@ -97,7 +95,7 @@ def _settings(
 async def _engine(kind: Kind, url: str) -> list[Check]:
     name = f"engine {url}"
     try:
-        endpoint = await look(url, kind, ANSWER_LIMIT_S)
+        endpoint = await look(url, kind)
     except UserError as error:
         return [fail(name, str(error), "")]
     except EndpointProblem as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from schemas.identity import worker_id
+from services.actuator.engines import emulated
 from services.operator import attach_folder
 from services.operator.doctor_check import Check, fail, ok, warn
 from services.telemetry.sources import nvml
@@ -40,11 +41,11 @@ def sockets_in(pattern: str) -> list[tuple[str, str, str]]:
     before, _, after = pattern.partition("{node}")
     for text in sorted(glob.glob(f"{glob.escape(before)}*{glob.escape(after)}/*-*.sock")):
         path = Path(text)
-        gpu, _, name = path.stem.partition("-")
+        told = emulated.gpu_and_name(path)
         folder = str(path.parent)
         node = folder[len(before) : len(folder) - len(after)] if "{node}" in pattern else path.parent.name
-        if gpu.isdigit() and name and node:
-            found.append((node, worker_id(node, int(gpu), name), folder))
+        if told is not None and node:
+            found.append((node, worker_id(node, *told), folder))
     return found
 
 

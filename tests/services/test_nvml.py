@@ -6,8 +6,7 @@ import ctypes
 
 import pytest
 
-from services.devices import Device, select
-from services.errors import DeviceError, UserError
+from services.errors import DeviceError
 from services.nvml import Nvml
 from tests.services.fake_nvml import GIB, NOT_AVAILABLE, FakeNvml, Gpu
 
@@ -143,16 +142,6 @@ def test_a_device_is_asked_again_by_its_uuid() -> None:
     assert nvml.memory("GPU-b").used_bytes == 3 * GIB
     with pytest.raises(DeviceError, match="not_found"):
         nvml.memory("GPU-z")
-
-
-def test_a_device_is_named_by_number_or_by_the_beginning_of_its_uuid() -> None:
-    devices = (Device(0, "GPU-ab"), Device(0, "MIG-1", instance="1/0"), Device(1, "GPU-ac"))
-    assert select(devices, "0").uuid == "GPU-ab"
-    assert select(devices, "gpu-AC").gpu == 1
-    assert select(devices, "MIG-").instance == "1/0"
-    for wanted in ("GPU-a", "7", ""):
-        with pytest.raises(UserError, match="expected one of"):
-            select(devices, wanted)
 
 
 def test_the_real_pynvml_without_a_driver_says_so() -> None:

@@ -24,18 +24,19 @@ from services.bus.embedded import EmbeddedServer
 from tests.vllm.servers import VllmServer
 
 NODE = "n0"
+HBM_BYTES = 64 << 30
+"""Of a card that is none: the servers run on CPUs."""
 SERVICES = ("learner", "decision", "featurizer", "actuator", "telemetry")
 
 
 class Loop:
     """Starts, breaks and stops them; what the bus carried is counted."""
 
-    def __init__(self, folder: Path, servers: Sequence[VllmServer], *, cpu_hbm_bytes: int = 64 << 30) -> None:
+    def __init__(self, folder: Path, servers: Sequence[VllmServer]) -> None:
         self.folder = folder
         self.server = EmbeddedServer(folder / "nats")
         self.processes = Processes(folder)
         self._servers = servers
-        self._hbm_bytes = cpu_hbm_bytes
         self.samples = 0
         self.rho: dict[str, set[float]] = {}
         """Effective factors that each worker's engine confirmed."""
@@ -79,15 +80,12 @@ class Loop:
         await asyncio.sleep(away_s)
         await self.server.start()
 
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")
-
     async def _start(self, name: str):  # type: ignore[no-untyped-def]
         sockets = str(self._servers[0].sockets)
         engines = [
             {
                 "kind": "vllm", "url": one.url, "name": one.name, "service_class": "chat",
-                "hbm_bytes": self._hbm_bytes, "reference_tokens_per_s": 500.0,
+                "hbm_bytes": HBM_BYTES, "reference_tokens_per_s": 500.0,
             }
             for one in self._servers
         ]  # fmt: skip

@@ -14,14 +14,16 @@ def socket_path(folder: Path, worker: str) -> Path:
     return folder / f"{name.gpu}-{name.name}.sock"
 
 
+def gpu_and_name(path: Path) -> tuple[int, str] | None:
+    """Card and name of the worker that a socket's file name tells; None where it tells none."""
+    gpu, _, name = path.stem.partition("-")
+    return (int(gpu), name) if path.suffix == ".sock" and gpu.isdecimal() and name else None
+
+
 def workers_in(folder: Path, node: str) -> list[str]:
     """Worker ids of the engine sockets in a node's folder, sorted; none when it does not exist yet."""
-    found = []
-    for path in folder.glob("*-*.sock"):
-        gpu, _, name = path.stem.partition("-")
-        if gpu.isdigit() and name:
-            found.append(worker_id(node, int(gpu), name))
-    return sorted(found)
+    named = map(gpu_and_name, folder.glob("*-*.sock"))
+    return sorted(worker_id(node, *one) for one in named if one is not None)
 
 
 def connect(folder: Path, worker: str, timeout_s: float) -> SocketEngine:

@@ -28,7 +28,7 @@ from services.telemetry.sources.fetch import base_url, fetch_bytes, fetch_page, 
 from services.telemetry.sources.kvcached import KvcachedFacts, read_facts
 from services.telemetry.sources.model_facts import ModelFacts, model_folder, read_model_facts
 from services.telemetry.sources.node_client import NodeClient
-from services.telemetry.sources.page import Page
+from services.telemetry.sources.page import Page, Part
 from services.telemetry.sources.said import Adapter, Key
 from services.telemetry.sources.track import Row, Track, empty_row, sane
 
@@ -62,15 +62,20 @@ class Probe(NamedTuple):
     flags: tuple[tuple[str, str], ...]
 
 
-def engines_of(adapter: Adapter, page: Page, model: str = "") -> dict[Key, Row]:
-    """First rows of all engines on a page; ScrapeFailed when it shows none."""
+def parts_of(adapter: Adapter, page: Page, model: str = "") -> dict[Key, Part]:
+    """The engines on a page, of one ``model`` where one is named; ScrapeFailed when it shows none."""
     if not page.starts(adapter.prefixes):
         raise ScrapeFailed(page.url, f"no metric of {adapter.kind} ({', '.join(adapter.prefixes)}...) on the page")
     parts = {key: part for key, part in adapter.engines(page).items() if model in ("", key.model)}
     if not parts:
         raise ScrapeFailed(page.url, f"no engine of model {model!r} on the page")
+    return parts
+
+
+def engines_of(adapter: Adapter, page: Page) -> dict[Key, Row]:
+    """First rows of all engines on a page; ScrapeFailed when it shows none."""
     limits = DEFAULT_LIMITS[ServiceClass.CHAT]
-    return {key: Track(limits).row(adapter.read(page, part), 0) for key, part in parts.items()}
+    return {key: Track(limits).row(adapter.read(page, part), 0) for key, part in parts_of(adapter, page).items()}
 
 
 def probe(adapter: Adapter, page: Page) -> Probe:
@@ -148,15 +153,9 @@ class Endpoint:
         timeout_s: float,
         most_bytes: float,
     ) -> dict[Key, Row]:
-        if not page.starts(self._adapter.prefixes):
-            named = ", ".join(self._adapter.prefixes)
-            raise ScrapeFailed(self._url, f"no metric of {self._adapter.kind} ({named}...) on the page")
         if self.engine.kind == "triton":
             self.device = triton.device(page)
-        parts = self._adapter.engines(page)
-        parts = {key: part for key, part in parts.items() if self.engine.model in ("", key.model)}
-        if not parts:
-            raise ScrapeFailed(self._url, f"no engine of model {self.engine.model!r} on the page")
+        parts = parts_of(self._adapter, page, self.engine.model)
         rows: dict[Key, Row] = {}
         for key, part in parts.items():
             track = self._tracks.setdefault(key, Track(DEFAULT_LIMITS[self.engine.class_number]))

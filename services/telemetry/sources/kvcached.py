@@ -8,13 +8,12 @@ numbers and a reason, never zeros.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from services.errors import SegmentError
-from services.kvsegment import FOLDER, LAYOUT, Usage, read_usage
+from services.kvsegment import read_usage
 from services.telemetry.sources.said import Presence, provides
 
 COLUMNS: Final = ("kv_mapped_bytes", "quota_hard_bytes")
@@ -25,7 +24,6 @@ class KvcachedFacts(NamedTuple):
     """Columns by name, NaN where missing, and why."""
 
     columns: dict[str, float]
-    usage: Usage | None
     trouble: str = ""
     flags: tuple[tuple[str, str], ...] = ()
     """(column, why) of what was said and not believed."""
@@ -38,7 +36,7 @@ def read_facts(path: Path, *, card_bytes: float = math.nan) -> KvcachedFacts:
     try:
         usage = read_usage(path)
     except SegmentError as error:
-        return KvcachedFacts(missing, None, str(error))
+        return KvcachedFacts(missing, str(error))
     columns = {"kv_mapped_bytes": float(usage.mapped_bytes), "quota_hard_bytes": float(usage.limit_bytes)}
     flags: list[tuple[str, str]] = []
     if usage.mapped_bytes > card_bytes:
@@ -48,22 +46,4 @@ def read_facts(path: Path, *, card_bytes: float = math.nan) -> KvcachedFacts:
         # Made anew by a report of use after somebody removed it: kvcached does not take 0 for a limit.
         flags.append(("quota_hard_bytes", "limit 0: the segment was removed under a running engine"))
         columns["quota_hard_bytes"] = math.nan
-    return KvcachedFacts(columns, usage, "", tuple(flags))
-
-
-def segments_in(folder: Path = FOLDER) -> tuple[Path, ...]:
-    """Files of the folder that look like segments: of their size, readable, with a sane content. For ``doctor`` and
-    ``attach``, which do not know the name; what they find is a proposal."""
-    found = []
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:
-        return ()
-    for entry in entries:
-        try:
-            if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size == LAYOUT.size:
-                read_usage(Path(entry.path))
-                found.append(Path(entry.path))
-        except (OSError, SegmentError):
-            continue
-    return tuple(found)
+    return KvcachedFacts(columns, "", tuple(flags))

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from schemas.metrics import METRICS
+from schemas.actions import MAX_RUNNING_START, RHO_MIN
+from schemas.metrics import HISTOGRAM_BINS, METRICS
 from services.telemetry.sources.histograms import Histogram
 from services.telemetry.sources.page import Page, Part
 
@@ -85,10 +86,22 @@ class Adapter(NamedTuple):
     read: Callable[[Page, Part], Said]
 
 
+UNCOMMANDED: Final[Mapping[str, float]] = {
+    "rho": RHO_MIN,
+    "generation": 0.0,
+    "max_running": float(MAX_RUNNING_START),
+    "starting": 0.0,
+}
+"""Gauges of a server that answers and that nobody commands, whatever its kind."""
+ASSUMED: Final = (
+    "hbm_bytes", "card_kv_capacity_bytes", "block_bytes", "kv_bytes_per_token", "reference_tokens_per_s",
+)  # fmt: skip
+"""What no kind of page is sure to tell."""
 BY_DIFFERENCE: Final = (
-    *(f"ttft_{k:02d}" for k in range(16)),
-    *(f"tpot_{k:02d}" for k in range(16)),
+    *(f"ttft_{k:02d}" for k in range(HISTOGRAM_BINS)),
+    *(f"tpot_{k:02d}" for k in range(HISTOGRAM_BINS)),
 )
+"""Latencies in bins of METRICS, from successive pages."""
 
 
 def provides(table: Mapping[Presence, Sequence[str]]) -> dict[str, Presence]:

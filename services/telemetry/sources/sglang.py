@@ -25,10 +25,11 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from schemas.actions import MAX_RUNNING_START, RHO_MIN
 from services.telemetry.sources.page import Page, Part, Point, split
 from services.telemetry.sources.said import (
+    ASSUMED,
     BY_DIFFERENCE,
+    UNCOMMANDED,
     Adapter,
     Key,
     Pool,
@@ -81,9 +82,8 @@ PROVIDES: Final = provides(
             "rejected", "preemptions", "recomputed_tokens", "kv_idle_bytes", "host_capacity_bytes", "host_used_bytes",
             "weights_bytes",
         ),
-        Presence.FACT: ("rho", "generation", "max_running", "q0_bytes", "starting"),
-        Presence.ASSUMED: ("hbm_bytes", "card_kv_capacity_bytes", "block_bytes", "kv_bytes_per_token",
-                           "reference_tokens_per_s"),
+        Presence.FACT: (*UNCOMMANDED, "q0_bytes"),
+        Presence.ASSUMED: ASSUMED,
     }
 )  # fmt: skip
 
@@ -108,10 +108,7 @@ def read(page: Page, part: Part) -> Said:
             {
                 "running": part.value(RUNNING),
                 "waiting": part.value(WAITING),
-                "rho": RHO_MIN,
-                "generation": 0.0,
-                "max_running": float(MAX_RUNNING_START),
-                "starting": 0.0,
+                **UNCOMMANDED,
             }
         ),
         counters=finite(

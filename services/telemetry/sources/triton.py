@@ -23,11 +23,12 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from schemas.actions import MAX_RUNNING_START, RHO_MIN
 from services.telemetry.sources.card import CardMemory
 from services.telemetry.sources.page import Page, Part, split
 from services.telemetry.sources.said import (
+    ASSUMED,
     BY_DIFFERENCE,
+    UNCOMMANDED,
     Adapter,
     Key,
     Pool,
@@ -59,9 +60,8 @@ PROVIDES: Final = provides(
             "output_tokens", "prompt_tokens", "finished", "rejected", "finished_context_tokens",
             "finished_context_tokens_sq", "weights_bytes", "judged", "good_tokens", "violations", *_TTFT,
         ),
-        Presence.FACT: ("rho", "generation", "max_running", "q0_bytes", "starting"),
-        Presence.ASSUMED: ("hbm_bytes", "card_kv_capacity_bytes", "block_bytes", "kv_bytes_per_token",
-                           "reference_tokens_per_s"),
+        Presence.FACT: (*UNCOMMANDED, "q0_bytes"),
+        Presence.ASSUMED: ASSUMED,
     }
 )  # fmt: skip
 
@@ -91,10 +91,7 @@ def read(page: Page, part: Part) -> Said:
                 "waiting": waiting,
                 "prefilling": part.value(_REQUESTS, request_type="context"),
                 "running_cap": part.value(_REQUESTS, request_type="max"),
-                "rho": RHO_MIN,
-                "generation": 0.0,
-                "max_running": float(MAX_RUNNING_START),
-                "starting": 0.0,
+                **UNCOMMANDED,
             }
         ),
         counters=finite(

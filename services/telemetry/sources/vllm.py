@@ -24,10 +24,11 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from schemas.actions import MAX_RUNNING_START, RHO_MIN
 from services.telemetry.sources.page import Page, Part, split
 from services.telemetry.sources.said import (
+    ASSUMED,
     BY_DIFFERENCE,
+    UNCOMMANDED,
     Adapter,
     Key,
     Pool,
@@ -84,9 +85,8 @@ PROVIDES: Final = provides(
             "waiting_for_memory", "weights_bytes", "link_bytes_per_s", "link_used_bytes_per_s", "evicted_bytes",
             "loaded_bytes",
         ),
-        Presence.FACT: ("rho", "generation", "max_running", "q0_bytes", "starting"),
-        Presence.ASSUMED: ("hbm_bytes", "card_kv_capacity_bytes", "block_bytes", "kv_bytes_per_token",
-                           "reference_tokens_per_s"),
+        Presence.FACT: (*UNCOMMANDED, "q0_bytes"),
+        Presence.ASSUMED: ASSUMED,
     }
 )  # fmt: skip
 
@@ -112,10 +112,7 @@ def read(page: Page, part: Part) -> Said:
                 "running": part.value(RUNNING),
                 "waiting": part.value(WAITING),
                 "waiting_for_memory": part.value(WAITING_BY_REASON, reason="capacity"),
-                "rho": RHO_MIN,
-                "generation": 0.0,
-                "max_running": float(MAX_RUNNING_START),
-                "starting": 0.0,
+                **UNCOMMANDED,
             }
         ),
         counters=finite(

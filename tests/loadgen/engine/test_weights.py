@@ -11,6 +11,7 @@ import pytest
 from loadgen.engine.fleet import Answer, Fleet
 from loadgen.engine.records import Phase, Weights
 from loadgen.engine.specs import EngineMode, FleetConfig
+from loadgen.node import sleepers
 from schemas.metrics import COLUMN
 from tests.loadgen.engine.accounts import check_accounts
 from tests.loadgen.engine.tables import empty_table, one_session, plain, random_table
@@ -195,3 +196,8 @@ def test_whatever_is_ordered_the_account_is_exact_and_nobody_runs_out_of_memory(
         fleet.advance()
         check_accounts(fleet)
     assert fleet.results().oom.sum() == 0
+
+
+def test_a_node_knows_the_answers_by_the_numbers_that_the_fleet_gives_them() -> None:
+    for answer in Answer:
+        assert getattr(sleepers, answer.name) == answer

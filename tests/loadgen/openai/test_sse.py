@@ -25,7 +25,7 @@ def test_events_do_not_depend_on_where_the_stream_is_cut(cuts: list[int]) -> Non
     parser, edges = EventParser(), sorted([0, *cuts, len(STREAM)])
     found = [one for a, b in itertools.pairwise(edges) for one in parser.feed(STREAM[a:b])]
     assert found == EVENTS, "line ends, comments, other fields, a byte order mark and cut characters all occur in it"
-    assert not parser.is_midway
+    assert parser.feed(b"\n\n") == [], "nothing is left over"
 
 
 def test_byte_by_byte_gives_the_same() -> None:
@@ -36,7 +36,7 @@ def test_byte_by_byte_gives_the_same() -> None:
 def test_an_event_without_its_empty_line_is_not_given() -> None:
     parser = EventParser()
     assert parser.feed(b"data: half\n") == []
-    assert parser.is_midway, "a stream that ends here was cut"
+    assert parser.feed(b"\n") == [b"half"]
 
 
 @pytest.mark.parametrize("chunk", [b"data: " + b"x" * 64, b"data: " + b"x" * 20 + b"\n"])

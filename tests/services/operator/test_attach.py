@@ -220,21 +220,14 @@ class Engine:
         return Failure("unsupported")
 
 
+def enforcing(server: InferenceServer, folder: Path) -> tuple[str, ...]:
+    return ("attach", "vllm", "--url", server.url, "--mode", "enforce", "--every", "0.2", "--folder", str(folder / "a"))
+
+
 async def test_enforcing_commands_the_engine_and_dies_without_a_trace(folder: Path, server: InferenceServer) -> None:
     engine, sockets = Engine(), Sockets(time.monotonic_ns)
     await sockets.serve(folder / "0-w0.sock", engine.answer)
-    words = (
-        "attach",
-        "vllm",
-        "--url",
-        server.url,
-        "--mode",
-        "enforce",
-        "--every",
-        "0.2",
-        "--folder",
-        str(folder / "a"),
-    )
+    words = enforcing(server, folder)
     async with Typed(folder, *words, "--socket", str(folder / "0-w0.sock")) as attach:
         await attach.until(lambda line: "an engine of kind vllm" in line)
         await attach.until(lambda line: line.split() == ["eviction", "of", "idle", "KV", "to", "host", "memory", "yes"])
@@ -259,18 +252,7 @@ async def test_a_kvcached_limit_follows_the_quota_and_sleep_needs_a_device_to_ve
     server.asleep = False
     segment = Path(f"/dev/shm/tidegate-test-{os.getpid()}-attach")
     told = ("--kvcached", segment.name, "--sleep", "--weights-gb", "16", "--socket", str(folder / "0-w0.sock"))
-    words = (
-        "attach",
-        "vllm",
-        "--url",
-        server.url,
-        "--mode",
-        "enforce",
-        "--every",
-        "0.2",
-        "--folder",
-        str(folder / "a"),
-    )
+    words = enforcing(server, folder)
     try:
         segment.write_bytes(LAYOUT.pack(10**10, 0, 0))  # noqa: ASYNC240
         async with Typed(folder, *words, *told) as attach:

@@ -8,6 +8,7 @@ import torch
 
 from schemas.engine import Failure, Move, Prepare, Receipt, Ticket
 from services.actuator.engines.vllm.compaction import Compaction
+from services.actuator.engines.vllm.receipts import Receipts
 from services.actuator.memory.geometry import Geometry
 from tests.vllm.inside.test_worker import filled, worker_of
 from tests.vllm.inside.worlds import scheduler_of
@@ -30,6 +31,7 @@ class Engine:
         self.geometry = Geometry(16, 4, 8)
         self.block_bytes = 16
         self.mapped_bytes = 0
+        self.receipts = Receipts()
         self.settings = SimpleNamespace(pause_ms=1000.0)
         self.calls: list[str] = []
 
@@ -66,7 +68,7 @@ def test_bytes_and_tables_of_all_change_in_the_commit_and_not_before(engine: Eng
     assert [block.block_id for block in engine.table["a"]] == [20, 2, 21]
     assert all(torch.equal(layer[20], filled(BLOCKS, 4)[1]) for layer in engine.layers)
     assert (said.compacted_bytes, said.dropped_moves) == (32, 0)
-    assert compaction.receipt_of("c") == said
+    assert engine.receipts.of("c") == said
 
 
 def test_what_changed_since_it_was_planned_is_left_out(engine: Engine) -> None:

@@ -11,10 +11,12 @@ import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.request import RequestStatus
 
 from schemas.engine import Describe, Failure, Prefetch, SetQuota, Snapshot, SnapshotReply
 from services.actuator.engines.vllm import scheduler as plugin
+from services.actuator.engines.vllm.commands import answer
 from services.actuator.engines.vllm.scheduler import TidegateScheduler
 from services.actuator.engines.vllm.steward import Steward
 from services.actuator.engines.vllm.traffic import LOAD_S
@@ -36,15 +38,27 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
+def test_the_scheduler_is_of_the_kind_that_the_engine_asks_for(tmp_path: Path) -> None:
+    """A plain one in an engine that schedules ahead would cost it that."""
+
+    def ahead(**given: Any) -> Any:
+        given["vllm_config"].scheduler_config.async_scheduling = True
+        return TidegateScheduler(**given)
+
+    assert isinstance(real_scheduler(ahead, tmp_path), AsyncScheduler)
+    assert not isinstance(real_scheduler(TidegateScheduler, tmp_path), AsyncScheduler)
+
+
 def told(scheduler: TidegateScheduler, soft_blocks: int, hard_blocks: int = 64, max_running: int = 256) -> None:
     """A quota command, as the actuator sends it."""
     now = time.monotonic_ns()
-    said = scheduler.tidegate.answer(
+    said = answer(
+        scheduler.tidegate,
         SetQuota(
             boot_id=1, step=now, action_id="q", generation=0, rho=1.0, soft_bytes=soft_blocks * BLOCK_BYTES,
             hard_bytes=hard_blocks * BLOCK_BYTES, max_running=max_running, lease_ns=now + 6 * 10**9,
             deadline_ns=now + 10**9,
-        )
+        ),
     )  # fmt: skip
     assert not isinstance(said, Failure), said
 
@@ -219,7 +233,7 @@ def test_blocks_of_a_finished_turn_idle_for_its_conversation(made: Any) -> None:
 
 
 def snapshot(scheduler: TidegateScheduler) -> SnapshotReply:
-    said = scheduler.tidegate.answer(Snapshot(100, 1e9))
+    said = answer(scheduler.tidegate, Snapshot(100, 1e9))
     assert isinstance(said, SnapshotReply)
     return said
 
@@ -243,28 +257,28 @@ def away(made: Any) -> TidegateScheduler:
 
 def test_a_load_that_is_not_admitted_in_time_ends_and_says_so(away: TidegateScheduler) -> None:
     steward = away.tidegate
-    begun = steward.answer(Prefetch((1,), "p"))
+    begun = answer(steward, Prefetch((1,), "p"))
     assert not begun.done
     assert begun.prefetched_bytes == 8 * BLOCK_BYTES
     steward.traffic.drop_late(time.monotonic() + LOAD_S - 1)
     assert len(away.waiting) == 1
     steward.traffic.drop_late(time.monotonic() + LOAD_S)
-    said = steward.traffic.receipt_of("p")
+    said = steward.receipts.of("p")
     assert (said.done, said.prefetched_bytes) == (True, 0)
     assert "did not arrive" in said.detail
     assert not away.requests
-    assert not steward.answer(Prefetch((1,), "again")).done
+    assert not answer(steward, Prefetch((1,), "again")).done
 
 
 def test_a_conversation_that_is_on_its_way_is_not_loaded_twice(away: TidegateScheduler) -> None:
-    away.tidegate.answer(Prefetch((1,), "p"))
-    assert away.tidegate.answer(Prefetch((1,), "q")).done
+    answer(away.tidegate, Prefetch((1,), "p"))
+    assert answer(away.tidegate, Prefetch((1,), "q")).done
     assert len(away.waiting) == 1
 
 
 def test_a_load_goes_behind_everybody_and_closes_the_gate_for_nobody(away: TidegateScheduler) -> None:
     told(away, soft_blocks=FLOOR)
-    away.tidegate.answer(Prefetch((1,), "p"))
+    answer(away.tidegate, Prefetch((1,), "p"))
     client = request(300, 150)
     away.add_request(client)
     assert away.waiting.peek_request() is client
@@ -278,7 +292,7 @@ def test_a_load_goes_behind_everybody_and_closes_the_gate_for_nobody(away: Tideg
 
 def test_nothing_is_loaded_into_an_engine_that_sleeps(away: TidegateScheduler) -> None:
     away.set_pause_state(type(away.pause_state).PAUSED_ALL)
-    said = away.tidegate.answer(Prefetch((1,), "p"))
+    said = answer(away.tidegate, Prefetch((1,), "p"))
     assert isinstance(said, Failure)
     assert said.reason == "busy"
     assert not away.waiting
@@ -293,7 +307,7 @@ def test_what_its_tokens_alone_would_not_find_again_is_not_loaded(made: Any) -> 
     scheduler.add_request(salted)
     finish(scheduler, salted)
     steward.pool.evict_blocks(set(steward.pool.idle))
-    assert steward.answer(Prefetch((1,), "p")).prefetched_bytes == 0
+    assert answer(steward, Prefetch((1,), "p")).prefetched_bytes == 0
     assert not scheduler.waiting
 
 

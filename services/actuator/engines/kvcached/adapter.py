@@ -14,24 +14,12 @@ from typing import Final
 
 import msgspec
 
-from schemas.engine import (
-    Description,
-    Evict,
-    GrantPages,
-    Prefetch,
-    Prepare,
-    Receipt,
-    ReturnPages,
-    SetQuota,
-    SetWeights,
-    Snapshot,
-    SnapshotReply,
-    Ticket,
-)
+from schemas.engine import Description, Receipt, SetQuota, Snapshot, SnapshotReply
 from services.actuator.account import CAN_GROW
 from services.actuator.engines.kvcached.limits import Limits
 from services.actuator.engines.kvcached.shrink import Shrunk, Terms, shrink
 from services.actuator.engines.protocol import PLAIN, Engine
+from services.actuator.engines.wrapping import WrappedEngine
 from services.clock import Clock
 from services.errors import EngineRefused, EngineUnreachable, SegmentError
 
@@ -50,8 +38,8 @@ class KvcachedCounts(msgspec.Struct):
     """Times the writing ended because somebody else went on writing."""
 
 
-class KvcachedEngine:
-    """Wraps an :class:`Engine`; ``limits`` is this worker's segment. ``on_error`` hears what the background met."""
+class KvcachedEngine(WrappedEngine):
+    """``limits`` is this worker's segment. ``on_error`` hears what the background met."""
 
     def __init__(
         self,
@@ -61,7 +49,7 @@ class KvcachedEngine:
         on_error: Callable[[str, Exception], None] = lambda _worker, _error: None,
         counts: KvcachedCounts | None = None,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._limits = limits
         self._clock = clock
         self._on_error = on_error
@@ -77,22 +65,6 @@ class KvcachedEngine:
         self._foreign = 0
         """Changes by others that were counted."""
         self._contested = False
-
-    @property
-    def worker(self) -> str:
-        return self._inner.worker
-
-    @property
-    def waits(self) -> bool:
-        return True
-
-    @property
-    def t_ns(self) -> int:
-        return self._inner.t_ns
-
-    @property
-    def connection(self) -> int:
-        return self._inner.connection
 
     async def describe(self) -> Description:
         said = await self._inner.describe()
@@ -132,33 +104,6 @@ class KvcachedEngine:
             self._ended = ""
         detail = "; ".join(word for word in (said.detail, *words) if word)
         return msgspec.structs.replace(said, quota_hard_bytes=hard, done=said.done and not running, detail=detail)
-
-    async def grant_pages(self, command: GrantPages) -> Receipt:
-        return await self._inner.grant_pages(command)
-
-    async def return_pages(self, command: ReturnPages) -> Receipt:
-        return await self._inner.return_pages(command)
-
-    async def prepare(self, command: Prepare) -> Ticket:
-        return await self._inner.prepare(command)
-
-    async def copy(self, ticket: int) -> Receipt:
-        return await self._inner.copy(ticket)
-
-    async def commit(self, ticket: int) -> Receipt:
-        return await self._inner.commit(ticket)
-
-    async def abort(self, ticket: int) -> Receipt:
-        return await self._inner.abort(ticket)
-
-    async def evict(self, command: Evict) -> Receipt:
-        return await self._inner.evict(command)
-
-    async def prefetch(self, command: Prefetch) -> Receipt:
-        return await self._inner.prefetch(command)
-
-    async def set_weights(self, command: SetWeights) -> Receipt:
-        return await self._inner.set_weights(command)
 
     async def receipt(self, action_id: str) -> Receipt:
         """Of a lowering: what its completion has given back so far; of the engine's own effects as ever."""

@@ -16,24 +16,12 @@ from typing import Final
 
 import msgspec
 
-from schemas.engine import (
-    Description,
-    Evict,
-    GrantPages,
-    Prefetch,
-    Prepare,
-    Receipt,
-    ReturnPages,
-    SetQuota,
-    SetWeights,
-    Snapshot,
-    SnapshotReply,
-    Ticket,
-)
+from schemas.engine import Description, Receipt, SetWeights, Snapshot, SnapshotReply
 from services.actuator.cold_weights import CAN_SLEEP
 from services.actuator.engines.protocol import PLAIN, Engine
 from services.actuator.engines.vllm.device_use import DeviceUse
 from services.actuator.engines.vllm.sleeping import Sleeper, Turned
+from services.actuator.engines.wrapping import WrappedEngine
 from services.errors import DeviceError, EngineRefused, EngineUnreachable
 
 REMEMBERED: Final = 16
@@ -47,9 +35,9 @@ class _Order(msgspec.Struct):
     detail: str = ""
 
 
-class SleepingEngine:
-    """Wraps an :class:`Engine`; ``weights_bytes``: what a sleep has to free. ``tell`` hears, once, why the server
-    cannot be put to sleep."""
+class SleepingEngine(WrappedEngine):
+    """``weights_bytes``: what a sleep has to free. ``tell`` hears, with each :meth:`describe`, why the server cannot be
+    put to sleep."""
 
     def __init__(
         self,
@@ -59,12 +47,11 @@ class SleepingEngine:
         weights_bytes: int,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._sleeper = sleeper
         self._device = device
         self._weights_bytes = weights_bytes
         self._tell = tell
-        self._told = ""
         self._can = False
         self._on_card = True
         self._off_bytes = 0
@@ -73,31 +60,14 @@ class SleepingEngine:
         self._task: asyncio.Task[Turned | str] | None = None
         self._said: SnapshotReply | None = None
 
-    @property
-    def worker(self) -> str:
-        return self._inner.worker
-
-    @property
-    def waits(self) -> bool:
-        return True
-
-    @property
-    def t_ns(self) -> int:
-        return self._inner.t_ns
-
-    @property
-    def connection(self) -> int:
-        return self._inner.connection
-
     async def describe(self) -> Description:
         """With capability ``sleep`` where the server has the mode and its device's memory can be read."""
         said = await self._inner.describe()
         self._on_card, self._off_bytes = True, 0
         why = await self._cannot()
         self._can = not why
-        if why and why != self._told:
+        if why:
             self._tell(why)
-        self._told = why
         return msgspec.structs.replace(said, capabilities=(*said.capabilities, CAN_SLEEP)) if self._can else said
 
     async def snapshot(self, ask: Snapshot = PLAIN) -> SnapshotReply:
@@ -111,33 +81,6 @@ class SleepingEngine:
             self._end(self._task.result())
         off = self._weights_bytes if self._on_card else self._off_bytes
         return msgspec.structs.replace(said, weights_bytes=off, weights_on_card=self._on_card)
-
-    async def set_quota(self, command: SetQuota) -> Receipt:
-        return await self._inner.set_quota(command)
-
-    async def grant_pages(self, command: GrantPages) -> Receipt:
-        return await self._inner.grant_pages(command)
-
-    async def return_pages(self, command: ReturnPages) -> Receipt:
-        return await self._inner.return_pages(command)
-
-    async def prepare(self, command: Prepare) -> Ticket:
-        return await self._inner.prepare(command)
-
-    async def copy(self, ticket: int) -> Receipt:
-        return await self._inner.copy(ticket)
-
-    async def commit(self, ticket: int) -> Receipt:
-        return await self._inner.commit(ticket)
-
-    async def abort(self, ticket: int) -> Receipt:
-        return await self._inner.abort(ticket)
-
-    async def evict(self, command: Evict) -> Receipt:
-        return await self._inner.evict(command)
-
-    async def prefetch(self, command: Prefetch) -> Receipt:
-        return await self._inner.prefetch(command)
 
     async def set_weights(self, command: SetWeights) -> Receipt:
         """Ordered, not done: the copies take seconds. EngineRefused: ``unsupported`` without the capability, ``busy``

@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 MOVES_FIRST: Final = 32
 """Moves in the first call; later ones have as many as took the allowed pause."""
 MOVES_MOST: Final = 4096
-KEPT: Final = 64
-"""Receipts remembered for who asks again."""
 
 
 class Compaction:
@@ -44,7 +42,6 @@ class Compaction:
         self._ticket: tuple[int, str, I8, int, int] | None = None
         """Number, action id, moves left, lower bound in bytes, lease."""
         self._next = 1
-        self._done: dict[str, Receipt] = {}
         self._receipt: Receipt | None = None
         """Of the ticket being committed, so far."""
         self._per_call = MOVES_FIRST
@@ -52,8 +49,6 @@ class Compaction:
         self._waited_s = 0.0
         """Of the latest call: for steps under way and for the way to the workers and back. No move less saves it."""
         self.compacted_bytes = 0
-        self.longest_pause_us = 0.0
-        self.calls = 0
 
     def capabilities(self) -> tuple[str, ...]:
         """``compact`` where every worker can; the first question loads what moving needs."""
@@ -134,11 +129,9 @@ class Compaction:
             log.exception("Tidegate compacts no more in this engine")
             return self._failed(error)
         pause_s = time.perf_counter() - started
-        self.calls += 1
         self._adapt(len(part), pause_s - self._waited_s)
         size = len(valid) * steward.block_bytes
         self.compacted_bytes += size
-        self.longest_pause_us = max(self.longest_pause_us, pause_s * 1e6)
         moved = Moved("move", "worker", size, len(valid), copy_s, asked_by=action_id)
         so_far = msgspec.structs.replace(
             so_far,
@@ -157,9 +150,6 @@ class Compaction:
         if self._ticket is not None and self._ticket[0] == number:
             self._ticket = self._receipt = None
         return self._steward.receipt("")
-
-    def receipt_of(self, action_id: str) -> Receipt | None:
-        return self._done.get(action_id)
 
     def _move(self, moves: I8) -> float:
         """Bytes first: should a worker fail, the scheduler's tables still say the truth, and the workers go back to it.
@@ -203,11 +193,7 @@ class Compaction:
 
     def _finish(self, said: Receipt) -> Receipt:
         self._ticket = self._receipt = None
-        said = msgspec.structs.replace(said, mapped_bytes=self._steward.mapped_bytes)
-        self._done[said.action_id] = said
-        while len(self._done) > KEPT:
-            del self._done[next(iter(self._done))]
-        return said
+        return self._steward.receipts.keep(msgspec.structs.replace(said, mapped_bytes=self._steward.mapped_bytes))
 
     def _unknown(self, number: int) -> Failure:
         return Failure("unknown_ticket", numbers={"ticket": float(number)})

@@ -42,7 +42,7 @@ def metrics(steward: Steward) -> bytes:
     )  # fmt: skip
     put(
         generation=quota.generation, rho=quota.rho, quota_soft_bytes=quota.soft_bytes,
-        quota_hard_bytes=min(quota.hard_bytes, pool.size_blocks * size), max_running=quota.max_running,
+        quota_hard_bytes=steward.hard_bytes, max_running=quota.max_running,
         running_cap=steward.running_cap,
     )  # fmt: skip
     counters = steward.traffic.counters

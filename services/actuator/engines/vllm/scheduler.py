@@ -1,8 +1,6 @@
 """The class for ``--scheduler-cls``: vLLM's own scheduler with Tidegate's quota, order and account around it.
 
-``TidegateAsyncScheduler`` where vLLM schedules ahead of the device (GPUs), ``TidegateScheduler`` where it does not
-(CPUs): vLLM gives up async scheduling for a class that is not an AsyncScheduler. Importing this module also gives
-EngineCore the method that the middleware calls. Nothing on disk is patched.
+Importing this module also gives EngineCore the method that the middleware calls. Nothing on disk is patched.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 
 from schemas.engine import Failure, ReplyBody, RequestBody
-from services.actuator.engines.vllm import settings, versions
+from services.actuator.engines.vllm import commands, settings, versions
 from services.actuator.engines.vllm.steward import Steward
 
 log = logging.getLogger("vllm.tidegate")
@@ -89,12 +87,21 @@ class _Steered:
             return None
 
 
-class TidegateScheduler(_Steered, Scheduler):  # type: ignore[misc]
-    """For engines without async scheduling."""
+class _StepByStep(_Steered, Scheduler):  # type: ignore[misc]
+    """For engines that wait for a step before they schedule the next (CPUs)."""
 
 
-class TidegateAsyncScheduler(_Steered, AsyncScheduler):  # type: ignore[misc]
-    """For engines with it."""
+class _Ahead(_Steered, AsyncScheduler):  # type: ignore[misc]
+    """For engines that schedule ahead of the device."""
+
+
+class TidegateScheduler:
+    """Given to vLLM, which makes one: of the kind that its configuration asks for. With the other kind an engine that
+    schedules ahead would lose that."""
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = _Ahead if vllm_config.scheduler_config.async_scheduling else _StepByStep
+        return kind(vllm_config, *args, **kwargs)
 
 
 def answer(core: Any, frame: bytes) -> bytes:
@@ -108,7 +115,7 @@ def answer(core: Any, frame: bytes) -> bytes:
         return msgspec.msgpack.encode(Failure("unsupported", "TIDEGATE_SOCKET is not set in the engine's process"))
     steward.core = core
     try:
-        reply: ReplyBody | None = steward.answer(BODY.decode(frame))
+        reply: ReplyBody | None = commands.answer(steward, BODY.decode(frame))
     except msgspec.DecodeError as error:
         reply = Failure("malformed", str(error))
     return AGAIN if reply is None else msgspec.msgpack.encode(reply)

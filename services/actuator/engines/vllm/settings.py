@@ -11,6 +11,7 @@ import msgspec
 from schemas.actions import RHO_MAX
 from schemas.classes import DEFAULT_LIMITS, ServiceClass
 from schemas.identity import worker_id
+from services.actuator.engines.emulated import gpu_and_name
 from services.errors import SettingsError
 
 PREFIX: Final = "TIDEGATE_"
@@ -50,8 +51,8 @@ def from_environ(environ: Mapping[str, str]) -> PluginSettings | None:
     if not text:
         return None
     path = Path(text)
-    gpu, _, name = path.stem.partition("-")
-    if path.suffix != ".sock" or not gpu.isdigit() or not name or "/" in name:
+    told = gpu_and_name(path)
+    if told is None:
         raise SettingsError(_WHERE, f"{PREFIX}SOCKET", repr(text), "a path that ends in <gpu>-<name>.sock")
     node = environ.get(f"{PREFIX}NODE", "") or "n0"
     class_name = (environ.get(f"{PREFIX}CLASS", "") or "chat").upper()
@@ -59,7 +60,7 @@ def from_environ(environ: Mapping[str, str]) -> PluginSettings | None:
         known = ", ".join(one.name.lower() for one in ServiceClass)
         raise SettingsError(_WHERE, f"{PREFIX}CLASS", repr(class_name.lower()), f"one of {known}")
     try:
-        worker = worker_id(node, int(gpu), name)
+        worker = worker_id(node, *told)
     except ValueError as error:
         raise SettingsError(_WHERE, f"{PREFIX}NODE", repr(node), str(error)) from error
     return PluginSettings(

@@ -1,8 +1,8 @@
-"""Tidegate inside EngineCore: keeps one engine's quota and leases, steers its scheduler, answers the engine protocol.
+"""Tidegate inside EngineCore: keeps one engine's quota and leases and steers its scheduler by them.
 
-Everything here runs in vLLM's engine loop, between two steps, one call at a time. When nobody commands any more the
-quota's lease runs out at the next step and rho is 1.0 again, whatever became of actuator and bus. Before the first
-command that changes anything vLLM admits as it always did.
+Everything here runs in vLLM's engine loop, between two steps, one call at a time; commands come by ``commands``. When
+nobody commands any more the quota's lease runs out at the next step and rho is 1.0 again, whatever became of actuator
+and bus. Before the first command that changes anything vLLM admits as it always did.
 """
 
 from __future__ import annotations
@@ -13,36 +13,14 @@ from typing import Any, Final
 
 from schemas.classes import DEFAULT_LIMITS, ServiceClass
 from schemas.endings import Ending, ending_of
-from schemas.engine import (
-    Abort,
-    AskReceipt,
-    Commit,
-    Copy,
-    Describe,
-    Description,
-    Evict,
-    Failure,
-    GrantPages,
-    Prefetch,
-    Prepare,
-    Receipt,
-    ReplyBody,
-    RequestBody,
-    ReturnPages,
-    Sample,
-    SampleReply,
-    SetQuota,
-    SetWeights,
-    Snapshot,
-    SnapshotReply,
-)
-from schemas.identity import parse_worker_id
+from schemas.engine import Failure, Receipt, SetQuota
 from services.actuator.engines.quota import Quota, QuotaLimits
-from services.actuator.engines.vllm import labels, row
+from services.actuator.engines.vllm import labels
 from services.actuator.engines.vllm.admission import Admission, set_priorities
 from services.actuator.engines.vllm.compaction import Compaction
 from services.actuator.engines.vllm.offload import Offloaded
 from services.actuator.engines.vllm.pool import BoundedPool, block_bytes_of
+from services.actuator.engines.vllm.receipts import Receipts
 from services.actuator.engines.vllm.sessions import Session, Sessions
 from services.actuator.engines.vllm.settings import PluginSettings
 from services.actuator.engines.vllm.traffic import Traffic
@@ -55,7 +33,6 @@ GROUP_BYTES: Final = 2 << 20
 """Of one layer's K, or V, in a page group (DESIGN section 1)."""
 RECKON_S: Final = 0.25
 """How long a reservation stands: it grows by less than a block, and 256 of them take half a millisecond."""
-NO_CLASS: Final = Failure("class_forbids", "the class keeps its KV on the card")
 
 
 class Steward:
@@ -90,6 +67,7 @@ class Steward:
         self.sessions = Sessions(self.block_bytes, self.block_tokens, blocks_most=2 * held)
         self.pool.watcher = self.sessions
         self.admission = Admission(scheduler.max_model_len, self.block_tokens)
+        self.receipts = Receipts()
         self.compaction = Compaction(self)
         self.traffic = Traffic(self)
         self.priorities = scheduler.policy.value == "priority"
@@ -108,7 +86,6 @@ class Steward:
         self._most_active = int(scheduler.max_num_active_reqs)
         self.running_cap = self._most_active
 
-    # What the scheduler tells.
     def before_step(self) -> None:
         """Put in force what this step is to run under."""
         scheduler, now_ns = self.scheduler, time.monotonic_ns()
@@ -239,67 +216,26 @@ class Steward:
         for queue in (scheduler.waiting, scheduler.kv_holding_waiting):
             set_priorities(queue, [(one, 0) for one in queue if one.request_id in self.kinds])
 
-    # The engine protocol.
-    def answer(self, body: RequestBody) -> ReplyBody | None:
-        """The reply; None: there is more of it to do, call again after the next step."""
-        now_ns = time.monotonic_ns()
-        self.quota.expire(now_ns)
-        match body:
-            case Describe():
-                return self._description()
-            case Snapshot():
-                return self._snapshot(body)
-            case SetQuota():
-                return self._set_quota(body, now_ns)
-            case GrantPages():
-                failure = self.quota.grant(body, self.mapped_bytes)
-                return failure or self.receipt("")
-            case ReturnPages():
-                return self.receipt("")  # a stock vLLM gives nothing back while it lives
-            case Prepare():
-                return self.compaction.prepare(body, now_ns)
-            case Copy(ticket=number):
-                return self.compaction.copy(number)
-            case Commit(ticket=number):
-                return self.compaction.commit(number, now_ns)
-            case Abort(ticket=number):
-                return self.compaction.abort(number)
-            case Evict() | Prefetch() if not DEFAULT_LIMITS[self.settings.service_class].swap_allowed:
-                return NO_CLASS
-            case Evict():
-                return self.traffic.evict(body)
-            case Prefetch():
-                return self.traffic.prefetch(body)
-            case SetWeights():
-                return Failure("unsupported", "asked of the API server, not of the engine")
-            case AskReceipt(action_id=action):
-                return self.traffic.receipt_of(action) or self.compaction.receipt_of(action) or self.receipt(action)
-            case Sample():
-                name = parse_worker_id(self.settings.worker)
-                data = row.metrics(self)
-                return SampleReply(
-                    body.after_step, (self.settings.worker,), (name.gpu,), (int(self.settings.service_class),), data
-                )
-
     @property
     def mapped_bytes(self) -> int:
         """Blocks that hold anything; a stock vLLM has the rest of its pool committed all the same."""
         return (self.pool.live_blocks + len(self.pool.idle)) * self.block_bytes
 
     @property
-    def hard_blocks(self) -> int:
-        return min(self.quota.hard_bytes // self.block_bytes, self.pool.size_blocks)
+    def hard_bytes(self) -> int:
+        """The hard quota, as far as the pool goes."""
+        return min(self.quota.hard_bytes, self.pool.size_blocks * self.block_bytes)
 
     def receipt(self, action_id: str) -> Receipt:
         """Of a command that is in force."""
         quota = self.quota
-        hard_bytes = min(quota.hard_bytes, self.pool.size_blocks * self.block_bytes)
         return Receipt(
-            action_id, True, quota.generation, quota.rho, quota.soft_bytes, hard_bytes, quota.max_running,
+            action_id, True, quota.generation, quota.rho, quota.soft_bytes, self.hard_bytes, quota.max_running,
             self.mapped_bytes,
         )  # fmt: skip
 
-    def _set_quota(self, command: SetQuota, now_ns: int) -> ReplyBody:
+    def set_quota(self, command: SetQuota, now_ns: int) -> Receipt | Failure:
+        """In force from now on, also for who runs; a Failure says why not."""
         failure = self.quota.set_quota(command, now_ns, self.floor_bytes)
         if failure is not None:
             return failure
@@ -307,7 +243,7 @@ class Steward:
         return self.receipt(command.action_id)
 
     def _bind(self) -> None:
-        bound = self.hard_blocks
+        bound = self.hard_bytes // self.block_bytes
         if bound != self.pool.bound_blocks:
             self.pool.bind(bound)
             capped = bound < self.pool.size_blocks
@@ -334,36 +270,6 @@ class Steward:
         per_layer = self.block_bytes // max(sum(len(one.layer_names) for one in config.kv_cache_groups), 1)
         blocks = self.settings.group_blocks or max(2 * GROUP_BYTES // max(per_layer, 1), 1)
         return blocks, -(-config.num_blocks // blocks)
-
-    def _description(self) -> Description:
-        limits = self.quota.limits
-        capabilities = ["set_quota", *self.compaction.capabilities()]
-        if self.offloaded is not None:
-            capabilities += ["evict", "sessions", "prefetch"]
-        return Description(
-            self.settings.worker, int(self.settings.service_class), "vllm", self.block_bytes,
-            self.geometry.group_bytes, self.block_bytes // self.block_tokens, limits.q0_bytes,
-            limits.capacity_bytes, self.mapped_bytes, self.floor_bytes, self.quota.generation, tuple(capabilities),
-            granted_bytes=limits.capacity_bytes, prefill_tokens_per_s=self.admission.prefill_tokens_per_s,
-        )  # fmt: skip
-
-    def _snapshot(self, ask: Snapshot) -> SnapshotReply:
-        quota, pool, scheduler = self.quota, self.pool, self.scheduler
-        said = self.receipt("")
-        now_s = time.monotonic()
-        idle = self.sessions.idle(ask.idle_listed, now_s, self.copied) if ask.idle_listed else ()
-        away = self.sessions.away(ask.due_within_s, now_s, self.missing) if ask.due_within_s else ()
-        waiting = len(scheduler.waiting)
-        return SnapshotReply(
-            quota.generation, quota.rho, quota.soft_bytes, said.quota_hard_bytes, quota.max_running,
-            pool.live_blocks * self.block_bytes, len(pool.idle) * self.block_bytes, 0,
-            self.offloaded.used_bytes if self.offloaded is not None else 0, 0, 0, self.mapped_bytes,
-            (pool.bound_blocks - pool.live_blocks - len(pool.idle)) * self.block_bytes, self.floor_bytes,
-            quota.lease_until_ns,
-            host_free_bytes=self.offloaded.free_bytes if self.offloaded is not None else 0,
-            idle=idle, away=away, waiting=waiting, iteration_s=self.admission.gap_s,
-            quiet_s=self.traffic.quiet_s(now_s), prefill_tokens_per_s=self.admission.prefill_tokens_per_s,
-        )  # fmt: skip
 
     def copied(self, block_hash: bytes) -> bool:
         """Whether host memory has a whole copy of the block."""

@@ -18,8 +18,6 @@ from services.actuator.engines.vllm.sessions import Session
 if TYPE_CHECKING:
     from services.actuator.engines.vllm.steward import Steward
 
-KEPT: Final = 64
-"""Receipts remembered for who asks again."""
 COMPLETE: Final = ("stop", "length", "repetition")
 """What vLLM calls the end of a request that was not cut."""
 LOAD_S: Final = 10.0
@@ -46,9 +44,6 @@ class Counters(msgspec.Struct):
     rejected: int = 0
     context_tokens: float = 0.0
     context_tokens_sq: float = 0.0
-    output_tokens: int = 0
-    prompt_tokens: int = 0
-    recomputed_tokens: int = 0
     evicted_bytes: int = 0
     loaded_bytes: int = 0
 
@@ -60,7 +55,6 @@ class Traffic:
         self._steward = steward
         self.counters = Counters()
         self._loads: dict[str, Load] = {}
-        self._done: dict[str, Receipt] = {}
         self._number = 0
         self._busy_s = time.monotonic()
         self._last: tuple[float, int, int, bool] | None = None
@@ -87,8 +81,6 @@ class Traffic:
             counters.context_tokens_sq += tokens * tokens
         else:
             counters.rejected += 1
-        counters.output_tokens += request.num_output_tokens
-        counters.prompt_tokens += request.num_prompt_tokens
 
     def quiet_s(self, now_s: float) -> float:
         """Since when nothing ran or waited, 0 while something does."""
@@ -127,7 +119,7 @@ class Traffic:
         self.counters.evicted_bytes += size
         detail = f"{uncopied} blocks have no copy in host memory yet" if uncopied else ""
         said = msgspec.structs.replace(steward.receipt(order.action_id), evicted_bytes=size, detail=detail)
-        return self._keep(said)
+        return steward.receipts.keep(said)
 
     def prefetch(self, order: Prefetch) -> ReplyBody:
         """Ask the engine for one token of each session's context: the connector loads what the card lacks, and it
@@ -158,7 +150,7 @@ class Traffic:
             steward.receipt(order.action_id), done=not started, prefetched_bytes=sum(started.values())
         )
         if not started:
-            return self._keep(said)
+            return steward.receipts.keep(said)
         self._loads[order.action_id] = Load(started, loading, said, time.monotonic() + LOAD_S)
         return said
 
@@ -174,7 +166,7 @@ class Traffic:
             if not load.requests:
                 del self._loads[action_id]
                 detail = f"{load.given_up} sessions did not arrive within {LOAD_S:g} s" if load.given_up else ""
-                self._keep(
+                self._steward.receipts.keep(
                     msgspec.structs.replace(load.receipt, done=True, prefetched_bytes=load.arrived_bytes, detail=detail)
                 )
 
@@ -183,9 +175,10 @@ class Traffic:
         for load in [one for one in self._loads.values() if now_s >= one.until_s]:
             self._steward.scheduler.finish_requests(set(load.requests), RequestStatus.FINISHED_ABORTED)
 
-    def receipt_of(self, action_id: str) -> Receipt | None:
+    def under_way(self, action_id: str) -> Receipt | None:
+        """As a load was begun that has not ended."""
         load = self._loads.get(action_id)
-        return load.receipt if load is not None else self._done.get(action_id)
+        return load.receipt if load is not None else None
 
     def _refusal(self, sessions: Sequence[int]) -> Failure | None:
         steward = self._steward
@@ -210,12 +203,6 @@ class Traffic:
             priority=LAST,
             block_hasher=steward.core.request_block_hasher,
         )
-
-    def _keep(self, said: Receipt) -> Receipt:
-        self._done[said.action_id] = said
-        while len(self._done) > KEPT:
-            del self._done[next(iter(self._done))]
-        return said
 
 
 def same_prefix(hashes: Sequence[bytes], chain: Sequence[bytes]) -> bool:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from services.kvsegment import LAYOUT
-from services.telemetry.sources.kvcached import read_facts, segments_in
+from services.telemetry.sources.kvcached import read_facts
 
 GIB = 1 << 30
 
@@ -36,11 +36,3 @@ def test_a_limit_of_0_is_a_segment_made_anew_and_no_quota(tmp_path: Path) -> Non
     facts = read_facts(tmp_path / "kv")
     assert math.isnan(facts.columns["quota_hard_bytes"])
     assert facts.columns["kv_mapped_bytes"] == 3 * GIB
-
-
-def test_segments_of_a_folder_are_found_by_size_and_content(tmp_path: Path) -> None:
-    (tmp_path / "kv").write_bytes(LAYOUT.pack(8, 3, 1))
-    (tmp_path / "zeros").write_bytes(bytes(24))
-    (tmp_path / "long").write_bytes(bytes(25))
-    assert segments_in(tmp_path) == (tmp_path / "kv",)
-    assert segments_in(tmp_path / "away") == ()
