@@ -103,6 +103,7 @@ def _told(reason: str) -> str:
 _ADVICE: Final = (
     ("no connection", "is the server up, and is this its address?"),
     ("no whole answer", "the server hangs, or something else listens there"),
+    ("no HTTP answer", "something else listens there"),
     ("status 404", "its metrics are off, or this is not the server"),
     ("status 5", "the server is in trouble: look at its log"),
     ("an empty answer", "its metrics are off, or it has only just started"),

@@ -4,6 +4,7 @@ anything is started."""
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import socket
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from schemas.codec import DecodeError, fit_columns, unpack
-from schemas.engine import Describe, Description, Sample, SampleReply
+from schemas.engine import Describe, Description, Sample, SampleReply, Snapshot, SnapshotReply
 from schemas.identity import parse_worker_id, worker_id
 from schemas.metrics import METRICS
 from services.actuator.engines import emulated
@@ -44,6 +45,8 @@ class Plan(NamedTuple):
     """What that engine says; None: nobody commands this server."""
     own: frozenset[str]
     """Columns of METRICS that the engine itself tells."""
+    leased_s: float
+    """For how long a command of somebody else still holds on that engine; 0: nobody commands it."""
     folder: Path
     duration_s: float
     every_s: float
@@ -62,9 +65,9 @@ async def plan_of(options: argparse.Namespace, endpoint: Endpoint) -> Plan:
         gpu, name = 0 if gpu is None else gpu, "w0" if name is None else name
         found = emulated.socket_path(Path(SOCKETS.replace("{node}", node)), _worker(node, gpu, name))
         path = found if found.exists() else None
-    description, own = None, frozenset[str]()
+    description, own, leased_s = None, frozenset[str](), 0.0
     if path is not None:
-        description, own = await _described(path, node, gpu, name)
+        description, own, leased_s = await _described(path, node, gpu, name)
         said = parse_worker_id(description.worker).node
         if options.node is not None and said != options.node:
             raise UserError(f"--node {options.node}: found an engine that says it is of node {said}: start it with "
@@ -72,7 +75,7 @@ async def plan_of(options: argparse.Namespace, endpoint: Endpoint) -> Plan:
         node = said
     worker = _worker(node, gpu, name)
     return Plan(
-        options.kind, endpoint.url, options.mode, worker, options.class_, path, description, own,
+        options.kind, endpoint.url, options.mode, worker, options.class_, path, description, own, leased_s,
         (options.folder or attach_folder.folder_of(worker, os.environ)).absolute(),
         0.0 if options.duration is None else session.duration_s(options.duration), options.every,
     )  # fmt: skip
@@ -96,18 +99,25 @@ def _named(path: Path, options: argparse.Namespace) -> tuple[int, str]:
     return told
 
 
-async def _described(path: Path, node: str, gpu: int, name: str) -> tuple[Description, frozenset[str]]:
-    """What the engine behind a socket says of itself, and which metrics it tells. TidegateError when it does not
-    answer; one that describes itself and tells no metrics is one all the same."""
+async def _described(path: Path, node: str, gpu: int, name: str) -> tuple[Description, frozenset[str], float]:
+    """What the engine behind a socket says of itself, which metrics it tells, and for how many seconds by its own
+    clock it is leased. TidegateError when it does not answer; one that describes itself and tells no more is one all
+    the same."""
     engine = EngineClient(_worker(node, gpu, name), path, ASK_S)
     try:
         description = await engine.request(Describe(), Description)
         try:
+            quota = await engine.request(Snapshot(), SnapshotReply)
+            leased_s = max(quota.lease_until_ns - engine.t_ns, 0) / 1e9
+        except (EngineUnreachable, EngineRefused):
+            leased_s = 0.0
+        try:
             reply = await engine.request(Sample(NEWEST, 0, ASK_S / 2), SampleReply)
             rows = fit_columns(unpack(reply.metrics, "<f8", len(reply.workers), "SampleReply"), len(METRICS))
         except (EngineUnreachable, EngineRefused, DecodeError):
-            return description, frozenset()
-        return description, frozenset(m.name for k, m in enumerate(METRICS) if len(rows) and np.isfinite(rows[0, k]))
+            return description, frozenset(), leased_s
+        own = frozenset(m.name for k, m in enumerate(METRICS) if len(rows) and np.isfinite(rows[0, k]))
+        return description, own, leased_s
     except (EngineUnreachable, EngineRefused) as error:
         raise TidegateError(f"{path}: the engine's socket is there, but it does not answer: {error}") from error
     finally:
@@ -115,7 +125,7 @@ async def _described(path: Path, node: str, gpu: int, name: str) -> tuple[Descri
 
 
 def check_mode(plan: Plan, endpoint: Endpoint) -> None:
-    """UserError where enforcing was asked for and cannot be."""
+    """UserError where enforcing was asked for and cannot be; TidegateError where somebody else does it already."""
     if plan.mode != "enforce":
         return
     if plan.kind != "vllm":
@@ -129,11 +139,16 @@ def check_mode(plan: Plan, endpoint: Endpoint) -> None:
         path = emulated.socket_path(Path(SOCKETS.replace("{node}", name.node)), plan.worker)
         flags = " \\\n      ".join(START_FLAGS)
         raise UserError(
-            "--mode enforce: found a server without Tidegate inside. Start it with\n"
+            f"--mode enforce: found no engine socket at {path}: the server runs without Tidegate inside, or its socket "
+            "is elsewhere (--socket PATH). Start it with\n"
             f"    {SOCKET_VARIABLE}={path} TIDEGATE_NODE={name.node} TIDEGATE_CLASS={plan.service_class} \\\n"
             f"      python -m vllm.entrypoints.openai.api_server ... \\\n      {flags}\n"
-            f"  and attach again (--socket PATH where the socket is another), or watch it: --mode shadow"
+            "  and attach again, or watch it: --mode shadow"
         )
+    if plan.leased_s > 0:
+        raise TidegateError(f"engine {plan.worker} at {plan.socket} is commanded by somebody else: its lease runs for "
+                            f"another {math.ceil(plan.leased_s)} s; stop that first (or wait, where it has just "
+                            "ended), or watch it: --mode shadow")  # fmt: skip
 
 
 def engine_settings(options: argparse.Namespace, plan: Plan) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 from schemas.engine import Description
+from services.actuator.engines.vllm.versions import KNOWN
 from services.operator.attach_endpoint import SLOW_S, Endpoint
 from services.operator.session import table
 from services.telemetry.sources.endpoint import ADAPTERS
@@ -124,6 +125,10 @@ def as_text(
     ]
     lines.append(table(["what it can see", "how", ""], [list(row) for row in rows_of(endpoint, given, own)]).rstrip())
     lines += [f"remark: {metric or 'the page'}: {why}" for metric, why in endpoint.probe.flags if metric not in own]
+    if endpoint.kind == "vllm" and not endpoint.steerable:
+        known = ", ".join(f"{one}.x" for one in KNOWN)
+        lines.append(f"remark: vLLM {version} is not known here ({known} is): watched only, its metrics may mean "
+                     "something else")  # fmt: skip
     if endpoint.took_s > SLOW_S:
         lines.append(f"remark: telemetry waits {SLOW_S:g} s for /metrics: slower answers make the worker stale")
     if description is None:

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 from services.actuator.engines import emulated
 from services.actuator.engines.vllm.flags import SOCKET_VARIABLE, START_FLAGS
@@ -59,6 +60,7 @@ async def examine(options: argparse.Namespace, asked: list[tuple[Kind, str]]) ->
 
 
 _DEFAULT_URL = CommonSettings().nats_url
+STEERABLE: Final = "known: it can be steered if started with Tidegate inside"
 
 
 def _asked(text: str) -> tuple[Kind, str]:
@@ -110,7 +112,7 @@ async def _engine(kind: Kind, url: str) -> list[Check]:
     if kind != "vllm":
         checks.append(warn(f"version {url}", f"{kind} is watched only", "expected vLLM to enforce"))
     elif endpoint.steerable:
-        checks.append(ok(f"version {url}", f"vLLM {endpoint.version}: it can be steered"))
+        checks.append(ok(f"version {url}", f"vLLM {endpoint.version}: {STEERABLE}"))
     else:
         found = f"vLLM {endpoint.version or 'of unknown version'}"
         checks.append(warn(f"version {url}", found, f"it can be watched; to enforce, run vLLM {known}"))

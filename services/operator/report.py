@@ -124,7 +124,15 @@ async def bus_of(options: argparse.Namespace, folder: Path | None, attached: Att
             overrides |= {"nats_url": server.url, "nats_user": server.user, "nats_password": server.password}
     try:
         common = session.settings_of(options, CommonSettings, "common", **overrides)
-        bus = await session.connected(common)
+        try:
+            bus = await session.connected(common)
+        except BusUnavailable as error:
+            if options.nats is not None or folder is not None:
+                raise
+            raise BusUnavailable(
+                f"found no attachment's folder ({attach_folder.root(os.environ)}), expected --folder FOLDER or a NATS "
+                f"server at {common.nats_url}: {error}"
+            ) from error
         try:
             yield bus
         finally:

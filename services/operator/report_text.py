@@ -31,9 +31,9 @@ def as_text(one: Report) -> str:
     """A worker's report, in lines."""
     lines = [one_line(_head(one))]
     lines += ["what was seen"] + (_seen(one.seen) if one.seen is not None else ["  nothing: no samples came"])
-    acted = one.decisions is not None and bool(one.decisions.acted)
-    lines += ["what was decided" if acted else "what it would have done", *_decided(one.decisions, one.seen)]
-    brought = "what more there is to win" if acted else "what that could have brought"
+    enforced = one.mode == "enforce" or (one.decisions is not None and bool(one.decisions.acted))
+    lines += ["what it did" if enforced else "what it would have done", *_decided(one.decisions, one.seen, enforced)]
+    brought = "what more there is to win" if enforced else "what that could have brought"
     lines += [f"{brought} (bounds from what was seen, no forecast)"]
     if one.seen is None or one.seen.seconds == 0:
         lines.append("  not known: nothing was seen")
@@ -119,7 +119,7 @@ def _edge(edge: float) -> str:
     return "beyond 5 x the limit" if math.isinf(edge) else f"at most {edge:g} x the limit"
 
 
-def _decided(one: Decisions | None, seen: Seen | None) -> list[str]:
+def _decided(one: Decisions | None, seen: Seen | None, enforced: bool) -> list[str]:
     if one is None:
         return ["  nothing is in the audit stream"]
     chosen = sum(one.would.values())
@@ -133,13 +133,15 @@ def _decided(one: Decisions | None, seen: Seen | None) -> list[str]:
         because = [(words, count) for words, count in seen.why.items() if not words.startswith("hold")]
         for words, count in sorted(because, key=lambda item: -item[1])[:WHY_LINES]:
             lines.append(_line("  because", f"{one_line(words)} ({_steps(count)})"))
-    if chosen and not one.acted:
+    if chosen and not enforced:
         far = f"up to {one.rho_high:g} at most" if one.rho_high > 1 else "nowhere: 1.0 throughout"
         lines.append(_line("rho would have gone", far))
     for label, counts in (("held", one.held), ("an order stood", one.orders), ("refused", one.refused),
                           ("carried out", one.acted)):  # fmt: skip
         if counts:
             lines.append(_line(label, _counts(counts)))
+    if enforced and not one.acted:
+        lines.append(_line("carried out", "nothing"))
     for name, reasons in one.forbidden.items():
         lines.append(_line(f"{name} forbidden", _counts(reasons)))
     return lines

@@ -146,11 +146,13 @@ async def test_a_command_on_an_older_generation_is_refused(commands: Commands) -
     assert caught.value.reason == "stale_generation"
 
 
-async def test_a_raised_quota_that_nobody_renews_returns_to_one(commands: Commands) -> None:
-    """No actuator, no bus: the engine itself lets go."""
-    await commands.quota(rho=1.4, lease_ns=STEP_NS)
-    assert (await commands.engine.snapshot()).rho == 1.4
+async def test_a_quota_that_nobody_renews_is_let_go(commands: Commands) -> None:
+    """No actuator, no bus: the engine itself returns to rho 1.0, and to the pool that is its own anyway."""
+    await commands.quota(rho=1.4, hard_blocks=50, lease_ns=STEP_NS)
+    said = await commands.engine.snapshot()
+    assert (said.rho, said.quota_hard_bytes) == (1.4, 50 * BLOCK_BYTES)
     await until(commands.engine, "rho 1.0", lambda one: one.rho == 1.0, 2 * STEP_S)
+    assert (await commands.engine.snapshot()).quota_hard_bytes > 50 * BLOCK_BYTES
 
 
 async def test_nonsense_on_the_socket_ends_that_connection_and_no_other(

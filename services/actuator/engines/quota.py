@@ -32,6 +32,9 @@ class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_running_start: int = MAX_RUNNING_START
     hard_limit_bytes: int = 0
     """Highest hard quota; 0: the card's capacity. A pool that can grow may use what a neighbour's weights leave."""
+    keeps_pool: bool = False
+    """Its memory is committed whatever it uses, as a stock vLLM's: a hard quota that no lease covers any more protects
+    nobody, and goes as well."""
 
 
 class Quota:
@@ -72,13 +75,16 @@ class Quota:
         """Take back what no lease covers any more; True when something was raised.
 
         The quota returns to what an operator would promise without overcommit: rho 1.0 and the ceiling of
-        the start, under a new generation, so that commands decided before are refused.
+        the start, under a new generation, so that commands decided before are refused. The hard quota stays, since a
+        neighbour may have mapped what it leaves, except where the memory is this engine's anyway.
         """
         if now_ns < self.lease_until_ns or not self._raised:
             return False
         self.rho = RHO_MIN
         self.soft_bytes = self.limits.q0_bytes
         self.max_running = self.limits.max_running_start
+        if self.limits.keeps_pool:
+            self.hard_bytes = self.limits.capacity_bytes
         self.generation += 1
         self.expired += 1
         return True
@@ -95,12 +101,16 @@ class Quota:
     @property
     def _raised(self) -> bool:
         own = (RHO_MIN, self.limits.q0_bytes, self.limits.max_running_start)
-        return (self.rho, self.soft_bytes, self.max_running) != own
+        lowered = self.limits.keeps_pool and self.hard_bytes != self.limits.capacity_bytes
+        return (self.rho, self.soft_bytes, self.max_running) != own or lowered
 
     def _refusal(self, command: SetQuota, order: Order, now_ns: int, floor_bytes: int) -> Failure | None:
         limits = self.limits
         if order < self.order:
-            return _failure("stale_generation", step=command.step, own_step=self.order.step)
+            return _failure(
+                "stale_generation", boot_id=command.boot_id, step=command.step, own_boot_id=self.order.boot_id,
+                own_step=self.order.step,
+            )  # fmt: skip
         if not (math.isfinite(command.rho) and RHO_MIN - RHO_SLACK <= command.rho <= RHO_MAX + RHO_SLACK):
             return _failure("out_of_range", rho=command.rho, low=RHO_MIN, high=RHO_MAX)
         if not MAX_RUNNING_LOW <= command.max_running <= MAX_RUNNING_HIGH:

@@ -46,7 +46,7 @@ async def fetch_text(
     """A page's text, not yet read; ScrapeFailed as :func:`fetch_page`."""
     body, kind = await _get(session, url, timeout_s, max_bytes)
     if "html" in kind:
-        raise ScrapeFailed(url, f"content type {kind}, expected text/plain")
+        raise ScrapeFailed(url, f"content type {kind}, expected text/plain (another service?)")
     try:
         return body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -59,13 +59,16 @@ async def fetch_bytes(session: aiohttp.ClientSession, url: str, timeout_s: float
 
 
 async def _get(session: aiohttp.ClientSession, url: str, timeout_s: float, max_bytes: int) -> tuple[bytes, str]:
+    began = False
     try:
         async with (
             asyncio.timeout(timeout_s),
             session.get(url, headers=_HEADERS, allow_redirects=False) as response,
         ):
             if response.status != 200:
-                raise ScrapeFailed(url, f"status {response.status}, expected 200")
+                why = " (credentials?)" if response.status in (401, 403) else ""
+                raise ScrapeFailed(url, f"status {response.status}, expected 200{why}")
+            began = True
             body = bytearray()
             async for piece in response.content.iter_chunked(1 << 16):
                 body += piece
@@ -76,5 +79,10 @@ async def _get(session: aiohttp.ClientSession, url: str, timeout_s: float, max_b
         raise ScrapeFailed(url, f"no whole answer within {timeout_s:g} s") from error
     except aiohttp.ClientConnectorError as error:
         raise ScrapeFailed(url, f"no connection: {error.os_error.strerror or error.os_error}") from error
-    except (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, OSError, ValueError) as error:
+    except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError) as error:
+        silent = "the connection was closed without an answer"
+        raise ScrapeFailed(url, "the answer ended half-way" if began else silent) from error
+    except (aiohttp.ClientResponseError, aiohttp.http_exceptions.HttpProcessingError) as error:
+        raise ScrapeFailed(url, "no HTTP answer") from error
+    except (aiohttp.ClientError, OSError, ValueError) as error:
         raise ScrapeFailed(url, f"{error or type(error).__name__}"[:200]) from error

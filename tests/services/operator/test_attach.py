@@ -194,14 +194,16 @@ async def test_what_cannot_be_read_or_enforced_starts_nothing(
     told = capsys.readouterr().err
     assert "--scheduler-cls services.actuator.engines.vllm.scheduler.TidegateScheduler" in told
     assert "TIDEGATE_SOCKET=/run/tidegate/n7/0-w0.sock TIDEGATE_NODE=n7" in told
+    assert "found no engine socket at /run/tidegate/n7/0-w0.sock: " in told
     assert not (folder / "a").exists()
 
 
 class Engine:
     """An engine behind a socket that takes every quota."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease_until_ns: int = 0) -> None:
         self.told: list[SetQuota] = []
+        self.lease_until_ns = lease_until_ns
 
     def answer(self, body: RequestBody) -> ReplyBody:
         gb = 10**9
@@ -209,7 +211,7 @@ class Engine:
             case Describe():
                 return Description("n0/0/w0", 0, "vllm", 1 << 20, 1 << 20, 65536, gb, gb, 0, 1 << 20, 0, ("evict",))
             case Snapshot():
-                return SnapshotReply(0, 1.0, gb, gb, 256, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+                return SnapshotReply(0, 1.0, gb, gb, 256, 0, 0, 0, 0, 0, 0, 0, 0, 0, self.lease_until_ns)
             case Sample():
                 row = np.full((1, len(METRICS)), np.nan)
                 row[0, COLUMN["kv_idle_bytes"]] = 0.0
@@ -241,6 +243,23 @@ async def test_enforcing_commands_the_engine_and_dies_without_a_trace(folder: Pa
         await attach.process.wait()
         _, alive = await asyncio.to_thread(psutil.wait_procs, left, 5.0)
         assert alive == [], "all die with the process that started them, even where that could say nothing"
+    await sockets.close()
+
+
+async def test_an_engine_that_somebody_else_commands_is_not_commanded_twice(
+    folder: Path, server: InferenceServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine, sockets = Engine(time.monotonic_ns() + 3600 * 10**9), Sockets(time.monotonic_ns)
+    await sockets.serve(folder / "0-w0.sock", engine.answer)
+    words = (*enforcing(server, folder), "--socket", str(folder / "0-w0.sock"))
+    assert await asyncio.to_thread(cli.main, words) == 1
+    told = capsys.readouterr().err
+    assert (
+        f"engine n0/0/w0 at {folder / '0-w0.sock'} is commanded by somebody else: its lease runs for another " in told
+    )
+    assert told.rstrip().endswith("--mode shadow")
+    assert engine.told == []
+    assert not (folder / "a").exists()
     await sockets.close()
 
 

@@ -23,9 +23,9 @@ def server(shared_dir: Path) -> InferenceServer:
     [
         ("500", "status 500, expected 200: the server is in trouble"),
         ("hang", "no whole answer within 0.2 s: the server hangs"),
-        ("half", "Response payload"),
+        ("half", "the answer ended half-way"),
         ("empty", "an empty answer"),
-        ("html", "text/html"),
+        ("html", "text/html, expected text/plain (another service?)"),
         ("sglang", "it is sglang's page (tidegate attach sglang)"),
     ],
 )
@@ -62,6 +62,10 @@ async def test_only_a_known_version_of_vllm_can_be_steered(
     async with server.running():
         endpoint = await look(server.url, "vllm")
     assert endpoint.steerable is steerable
+    remark = (
+        f"remark: vLLM {version or 'of a version that it does not tell'} is not known here (0.32.x is): watched only"
+    )
+    assert (remark in attach_sight.as_text(endpoint, None)) is not steerable
 
 
 async def test_the_table_says_what_is_measured_derived_assumed_and_absent(server: InferenceServer) -> None:

@@ -45,6 +45,7 @@ async def test_a_server_and_a_bus_that_work_are_ok(
         assert states[name] == "OK", checks[name]
     assert states["TG_AUDIT"] == "WARN", "nobody has made it yet, which the first actuator does"
     assert states[f"version {server.url}"] == "OK"
+    assert checks[f"version {server.url}"].found == f"vLLM 0.32.0: {doctor.STEERABLE}"
     assert checks[f"engine {server.url}"].state == "FAIL", "asked as sglang's, it is not"
     assert "it is vllm's page" in checks[f"engine {server.url}"].found
 

@@ -13,7 +13,7 @@ import pytest
 from schemas.actions import Action, Hold, MaskReason, ShadowDecision, WorkerAction
 from schemas.outcomes import OutcomeKind, WorkerOutcome
 from schemas.telemetry import NODE_SAMPLE
-from services.errors import UserError
+from services.errors import TidegateError, UserError
 from services.operator import attach_seen, report
 from services.operator.attach_folder import Attached
 from services.operator.report_decisions import Decisions, decisions
@@ -81,6 +81,19 @@ def test_a_folder_that_attach_never_had_is_a_mistake(tmp_path: Path) -> None:
         report.report(options)
 
 
+def test_without_folder_and_server_both_ways_in_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("TIDEGATE_COMMON_NATS_URL", "nats://127.0.0.1:9")
+    monkeypatch.setenv("TIDEGATE_COMMON_CONNECT_TIMEOUT_S", "0.2")
+    options = argparse.Namespace(folder=None, nats=None, worker=None, since=None, json=False, config=None, wait=0.1)
+    with pytest.raises(TidegateError) as caught:
+        report.report(options)
+    assert str(caught.value).startswith(
+        f"found no attachment's folder ({tmp_path}/tidegate/attach), expected --folder FOLDER or a NATS server at "
+        "nats://127.0.0.1:9"
+    )
+
+
 def row(hold: Hold = Hold.NONE, wish: Action = Action.HOLD, reasons: tuple[int, ...] = (0,) * 5) -> WorkerAction:
     shadows = (ShadowDecision("heuristic", wish),) if hold == Hold.SHADOW else ()
     action = Action.HOLD if hold else wish
@@ -124,5 +137,8 @@ def test_remarks_that_differ_in_numbers_alone_are_one_and_an_enforced_run_is_tol
     text = as_text(report.Report(worker=W, mode="enforce", seen=seen, decisions=one))
     assert text.count("remark") == 1
     assert "waiting_for_memory: 3 while KV use is 43% (3 steps)" in text
-    assert "what was decided" in text
+    assert "what it did" in text
     assert "would have" not in text
+    idle = as_text(report.Report(worker=W, mode="enforce", seen=seen, decisions=Decisions(worker=W)))
+    assert "what it did" in idle, "the attachment's mode tells it too"
+    assert "carried out          nothing" in idle

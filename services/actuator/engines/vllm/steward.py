@@ -60,6 +60,7 @@ class Steward:
                 rho_max=settings.rho_max,
                 max_running_start=min(256, scheduler.max_num_running_reqs),
                 hard_limit_bytes=self.pool.size_blocks * self.block_bytes,
+                keeps_pool=True,
             )
         )
         self.offloaded = Offloaded.of(scheduler)

@@ -58,6 +58,14 @@ def test_the_same_quota_again_renews_the_lease_and_keeps_the_generation():
     assert (quota.generation, quota.lease_until_ns) == (1, 4 * STEP_NS)
 
 
+@pytest.mark.parametrize(("keeps_pool", "hard_gib"), [(False, 30), (True, 40)])
+def test_a_hard_quota_outlives_its_lease_only_where_a_neighbour_may_have_mapped_the_rest(keeps_pool, hard_gib):
+    quota = Quota(QuotaLimits(q0_bytes=20 * GIB, capacity_bytes=40 * GIB, keeps_pool=keeps_pool))
+    quota.set_quota(command(1, 1.0), 0, GIB)
+    assert quota.expire(3 * STEP_NS) == keeps_pool, "a lowered hard quota alone is something to take back, or nothing"
+    assert quota.hard_bytes == hard_gib * GIB
+
+
 def test_a_lease_that_runs_out_takes_the_raise_back():
     quota = Quota(LIMITS)
     quota.set_quota(command(1, 1.5), 0, GIB)

@@ -33,6 +33,8 @@ class PlayedEngine:
             return web.Response(text="<html>\n", content_type="text/html")
         if self.fault == "500":
             return web.Response(status=500, text=self.page)
+        if self.fault == "401":
+            return web.Response(status=401)
         if self.fault == "moved":
             return web.Response(status=302, headers={"Location": "/elsewhere"})
         if self.fault == "not utf-8":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import aiohttp
@@ -23,11 +24,12 @@ async def test_a_good_page_is_read() -> None:
     ("fault", "reason"),
     [
         ("empty", "an empty answer"),
-        ("html", "content type text/html"),
+        ("html", r"content type text/html.*\(another service\?\)"),
         ("500", "status 500, expected 200"),
+        ("401", r"status 401, expected 200 \(credentials\?\)"),
         ("moved", "status 302, expected 200"),
         ("not utf-8", "not UTF-8"),
-        ("half", "."),
+        ("half", "the answer ended half-way"),
         ("hang", "no whole answer within 0.2 s"),
         ("drip", "no whole answer within 0.2 s"),
     ],
@@ -38,6 +40,21 @@ async def test_every_fault_has_its_reason(fault: str, reason: str) -> None:
         timeout_s = 0.2 if fault in ("hang", "drip") else 5.0
         with pytest.raises(ScrapeFailed, match=reason):
             await fetch_page(session, f"{engine.url}/metrics", timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"), [(b"SSH-2.0-OpenSSH_9.6\r\n", "no HTTP answer"), (b"", "closed without an answer")]
+)
+async def test_what_does_not_speak_http_is_told_as_that(said: bytes, reason: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(said)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, aiohttp.ClientSession() as session:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ScrapeFailed, match=reason):
+            await fetch_page(session, f"http://127.0.0.1:{port}/metrics", 5.0)
 
 
 async def test_a_page_without_end_is_cut_off() -> None:
