@@ -123,12 +123,17 @@ class VllmServer:
         """The adapter that the actuator uses."""
         return connect(self.sockets, self.worker, timeout_s)
 
-    def reset_cache(self) -> None:
-        """Empty prefix cache and host copies, so that runs begin alike."""
+    def reset_cache(self, within_s: float = 30.0) -> None:
+        """Empty prefix cache and host copies, so that runs begin alike. vLLM says no while copies are under way."""
         url = f"{self.url}/reset_prefix_cache?reset_external=true"
-        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30) as answer:
-            said = json.load(answer)
-        assert said == {"success": True}, f"the cache is still in use: {said}"
+        deadline = time.monotonic() + within_s
+        while True:
+            with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30) as answer:
+                said = json.load(answer)
+            if said == {"success": True}:
+                return
+            assert time.monotonic() < deadline, f"the cache is still in use after {within_s:g} s: {said}"
+            time.sleep(0.2)
 
     def stop(self) -> None:
         if self._process is None:
