@@ -2,7 +2,8 @@
 
 Everything here runs in vLLM's engine loop, between two steps, one call at a time; commands come by ``commands``. When
 nobody commands any more the quota's lease runs out at the next step and rho is 1.0 again, whatever became of actuator
-and bus. Before the first command that changes anything vLLM admits as it always did.
+and bus. Before the first command that changes anything vLLM admits whom it always did,
+under priority scheduling in the order of their deadlines.
 """
 
 from __future__ import annotations
